@@ -1,0 +1,198 @@
+"""A pretended GPU for a server that was started with `--GpuGuard.gpu_source=simulated`.
+
+    from jupyter_gpu_guard.kernel.simulated_gpu import SimulatedGpu
+
+    gpu = SimulatedGpu(memory="4GiB")   # this process now holds 4 GiB of simulated GPU 0
+    gpu.use(0.8, seconds=30)            # and computes on it for half a minute
+    gpu.close()                         # and gives it back, as the end of the process would
+
+Covers what a process says of itself: one file for each `SimulatedGpu`, in the folder that the server named in the
+environment. Computes nothing and takes no real memory. Doesn't cover how the server reads these files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import threading
+import time
+import uuid
+import weakref
+from typing import Iterator
+
+ENVIRONMENT = "JUPYTER_GPU_GUARD_SIMULATED"
+SUFFIX = ".gpu"
+
+_UNITS = {
+    "": 1,
+    "B": 1,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "KIB": 1 << 10,
+    "MIB": 1 << 20,
+    "GIB": 1 << 30,
+}
+
+
+class SimulatedGpu:
+    """What this process has on one simulated GPU, until `close`, the end of a `with`, or the end of the process.
+
+    `memory`: bytes, or text such as "4GiB"; `utilization`: the share of the GPU's time that the process takes, from 0
+    to 1; `gpu`: which of the simulated GPUs, counted from 0. It belongs to the process that made it: a forked child
+    has to make its own. May be used from several threads.
+
+    Raises RuntimeError where the server has no simulated GPUs and after `close`, ValueError for numbers out of range.
+    """
+
+    def __init__(self, memory: int | str = 0, utilization: float = 0.0, gpu: int = 0) -> None:
+        folder = os.environ.get(ENVIRONMENT)
+        if not folder:
+            raise RuntimeError(
+                "this server has no simulated GPU: start it with --GpuGuard.gpu_source=simulated"
+            )
+        if gpu < 0:
+            raise ValueError(f"gpu counts from 0, not {gpu!r}")
+        self._gpu = gpu
+        self._memory = _bytes(memory)
+        self._utilization = _ratio(utilization)
+        self._uses: dict[object, float] = {}
+        self._last_use = (0.0, 0.0)  # ratio and end of the last use that is over
+        self._changing = threading.Lock()
+        self._file = _HeldFile(folder)
+        self._give_back = weakref.finalize(self, self._file.close)
+        with self._change():
+            pass
+
+    @property
+    def memory(self) -> int:
+        """Bytes held."""
+        return self._memory
+
+    @property
+    def utilization(self) -> float:
+        """The share of the GPU's time that is taken now; set it to change what is taken between uses."""
+        return min(1.0, self._utilization + sum(self._uses.values()))
+
+    @utilization.setter
+    def utilization(self, ratio: float) -> None:
+        ratio = _ratio(ratio)
+        with self._change():
+            self._utilization = ratio
+
+    def allocate(self, memory: int | str) -> None:
+        """Hold so much more memory."""
+        amount = _bytes(memory)
+        with self._change():
+            self._memory += amount
+
+    def free(self, memory: int | str | None = None) -> None:
+        """Give so much memory back; all of it without an amount."""
+        amount = self._memory if memory is None else _bytes(memory)
+        with self._change():
+            self._memory = max(0, self._memory - amount)
+
+    def use(self, utilization: float = 1.0, seconds: float = 1.0) -> None:
+        """Be busy for so long, then go back to what it was before. Uses in several threads add up."""
+        use, ratio = object(), _ratio(utilization)
+        with self._change():
+            self._uses[use] = ratio
+        try:
+            time.sleep(seconds)
+        finally:
+            if self._give_back.alive:
+                with self._change():
+                    del self._uses[use]
+
+    def close(self) -> None:
+        """Give all of it back. A second time, or in a forked child, it does nothing."""
+        with self._changing:
+            self._give_back()
+
+    def __enter__(self) -> SimulatedGpu:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _change(self) -> Iterator[None]:
+        """Publish what the block changes."""
+        self._file.check_owner()
+        with self._changing:
+            if not self._give_back.alive:
+                raise RuntimeError("this simulated GPU was closed")
+            if self.utilization > 0:
+                # It may have begun and end between two readings of the server.
+                self._last_use = (self.utilization, time.monotonic())
+            yield
+            self._file.write(json.dumps(self._content()).encode())
+
+    def _content(self) -> dict[str, float]:
+        return {
+            "gpu": self._gpu,
+            "memory_bytes": self._memory,
+            "utilization_ratio": self.utilization,
+            "last_use_ratio": self._last_use[0],
+            "last_use_end": self._last_use[1],
+        }
+
+
+class _HeldFile:
+    """A file that counts for as long as this process holds a lock on it, so that no end of the process is missed.
+
+    The lock is of the POSIX kind, which a forked child doesn't inherit. Each content is a new file, locked before it
+    takes the name, so that nobody sees half of one or one without its owner. The descriptor stays open: it shows who
+    has a simulated GPU open, as the descriptors of /dev/nvidia* do for real ones.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._pid = os.getpid()
+        self._path = os.path.join(folder, f"{self._pid}-{uuid.uuid4().hex}{SUFFIX}")
+        self._descriptor = -1
+
+    def check_owner(self) -> None:
+        """Raises RuntimeError in a forked child, whose writing would speak for its parent."""
+        if os.getpid() != self._pid:
+            raise RuntimeError("this simulated GPU belongs to the parent process: make one in this process")
+
+    def write(self, content: bytes) -> None:
+        fresh = self._path + ".new"
+        descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, content)
+            os.replace(fresh, self._path)
+        except BaseException:
+            os.close(descriptor)
+            os.unlink(fresh)
+            raise
+        before, self._descriptor = self._descriptor, descriptor
+        if before >= 0:
+            os.close(before)
+
+    def close(self) -> None:
+        if os.getpid() != self._pid or self._descriptor < 0:
+            return
+        with contextlib.suppress(FileNotFoundError):  # the server may have gone, and its folder with it
+            os.unlink(self._path)
+        os.close(self._descriptor)
+        self._descriptor = -1
+
+
+def _bytes(amount: int | str) -> int:
+    """Bytes from a number, or from text with a unit from KB to GiB."""
+    match = re.match(r"(\d+(?:\.\d+)?)\s*([a-z]*)$", str(amount).strip(), re.IGNORECASE)
+    unit = _UNITS.get(match.group(2).upper()) if match else None
+    if match is None or unit is None:
+        raise ValueError(f"memory is a number of bytes or a text such as '4GiB', not {amount!r}")
+    return int(float(match.group(1)) * unit)
+
+
+def _ratio(number: float) -> float:
+    if not 0 <= number <= 1:
+        raise ValueError(f"utilization is a share from 0 to 1, not {number!r}")
+    return float(number)

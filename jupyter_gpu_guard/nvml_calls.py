@@ -1,0 +1,232 @@
+"""Single calls to the NVIDIA driver through nvidia-ml-py: which version of a call, how often, what the answer means.
+
+Covers loading the Python module, the return codes, calls that changed with the driver, and answers that can't be true.
+Doesn't cover which calls make up a reading of a card (nvml_card) nor when the driver is asked at all (nvml).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+from .core.reasons import Reason, because
+
+
+class Code(IntEnum):
+    """The return codes of NVML that something here depends on."""
+
+    SUCCESS = 0
+    UNINITIALIZED = 1
+    INVALID_ARGUMENT = 2
+    NOT_SUPPORTED = 3
+    NO_PERMISSION = 4
+    NOT_FOUND = 6
+    INSUFFICIENT_SIZE = 7
+    DRIVER_NOT_LOADED = 9
+    LIBRARY_NOT_FOUND = 12
+    FUNCTION_NOT_FOUND = 13
+    GPU_IS_LOST = 15
+    RESET_REQUIRED = 16
+    LIB_RM_VERSION_MISMATCH = 18
+    UNKNOWN = 999
+
+
+#: What each return code means to a person; every code that isn't here is a `driver_error` with its name.
+REASONS: Mapping[int | None, str] = {
+    Code.UNINITIALIZED: "uninitialized",
+    Code.NOT_SUPPORTED: "not_supported",
+    Code.NO_PERMISSION: "no_permission",
+    Code.DRIVER_NOT_LOADED: "driver_not_loaded",
+    Code.LIBRARY_NOT_FOUND: "library_not_found",
+    Code.FUNCTION_NOT_FOUND: "function_not_found",
+    Code.GPU_IS_LOST: "gpu_lost",
+    Code.RESET_REQUIRED: "reset_required",
+    Code.LIB_RM_VERSION_MISMATCH: "version_mismatch",
+}
+
+#: The process lists that a card may have.
+LISTS: Mapping[str, str] = {
+    "compute": "nvmlDeviceGetComputeRunningProcesses",
+    "graphics": "nvmlDeviceGetGraphicsRunningProcesses",
+    "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
+}
+
+#: nvidia-ml-py asks for a size, then for the rows; a process that starts in between makes the array too small.
+SIZE_RETRIES = 5
+
+# Linux gives out no pid from 2**22 on, so anything above is another field read as a pid.
+_PID_LIMIT = 1 << 22
+_NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+# Other packages install a module of the same name; these tell nvidia-ml-py from them (nvitop#4, gpustat#153).
+_NEEDED = ("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlMemory_v2", "nvmlDeviceGetMigMode",
+           "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A call that gave no value. `code`: what the driver returned; None where something else went wrong."""
+
+    code: int | None
+    reason: Reason
+
+
+class _ProcessInfoV1(ctypes.Structure):
+    """A row of the lists of drivers before 450.66, which nvidia-ml-py no longer knows."""
+
+    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+
+def connect() -> Nvml | Reason:
+    """NVML, loaded and initialised, or why it can't be."""
+    nvml = _load()
+    failure = nvml if isinstance(nvml, Reason) else nvml.start()
+    return nvml if failure is None else failure
+
+
+def _load() -> Nvml | Reason:
+    try:
+        module = importlib.import_module("pynvml")
+    except Exception as error:
+        return because("pynvml_unusable", error=str(error))
+    missing = [name for name in _NEEDED if not hasattr(module, name)]
+    if missing:
+        found = getattr(module, "__file__", None)
+        return because("pynvml_unusable", error=f"{found} is another package, without {missing[0]}")
+    return Nvml(module)
+
+
+class Nvml:
+    """The driver's calls. None of the methods raises: each returns the value or `Failed`."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+        self.driver_version: str | None = None
+
+    def start(self) -> Reason | None:
+        """Initialise NVML and learn the driver's version; the reason if that fails."""
+        answer = self.ask("nvmlInit")
+        mismatch = isinstance(answer, Failed) and answer.code == Code.LIB_RM_VERSION_MISMATCH
+        if mismatch and self._reload_library():
+            answer = self.ask("nvmlInit")
+        if isinstance(answer, Failed):
+            return answer.reason
+        version = self.ask("nvmlSystemGetDriverVersion")
+        self.driver_version = None if isinstance(version, Failed) else version
+        return None
+
+    def ask(self, call: str, *arguments: object, version: str = "") -> Any:
+        """What `call` of nvidia-ml-py returns, or that version of it; reasons name it without."""
+        function = getattr(self._module, call + version, None)
+        if function is None:
+            return Failed(Code.FUNCTION_NOT_FOUND, because("function_not_found", call=call))
+        return self._attempt(call, function, *arguments)
+
+    def memory(self, handle: object) -> Any:
+        """`total` and `used` in bytes. The older form counts what the driver keeps for itself as used (gpustat#141)."""
+        call = "nvmlDeviceGetMemoryInfo"
+        answer = self.ask(call, handle, self._module.nvmlMemory_v2)
+        return self.ask(call, handle) if is_missing(answer) else answer
+
+    def temperature(self, handle: object) -> Any:
+        """Of the chip, in degrees Celsius. NVIDIA drops the first form with CUDA 14; older drivers lack the other."""
+        answer = self.ask("nvmlDeviceGetTemperature", handle, 0)
+        return self.ask("nvmlDeviceGetTemperatureV", handle, 0) if is_missing(answer) else answer
+
+    def listed(self, kind: str, handle: object) -> list[tuple[int, int | None]] | Failed:
+        """The list `kind` of `LISTS`: a pid and its bytes of memory (None = not told) for each row."""
+        call = LISTS[kind]
+        rows = self.ask(call, handle, version="_v3")
+        if is_missing(rows):
+            rows = self.ask(call, handle, version="_v2")
+        if is_missing(rows):
+            rows = self._attempt(call, self._list_v1, call, handle)
+        if isinstance(rows, Failed):
+            return rows
+        # Drivers 535.43 to 535.86 have longer rows, so that every other one is read from the wrong place (nvitop#75).
+        if any(not 0 < row.pid < _PID_LIMIT for row in rows):
+            return Failed(None, because("corrupt_process_list", driver_version=self.driver_version))
+        return [
+            (row.pid, None if row.usedGpuMemory in (None, _NOT_AVAILABLE) else row.usedGpuMemory)
+            for row in rows
+        ]
+
+    def samples(self, handle: object, since_us: int) -> Sequence[Any] | Failed:
+        """The utilisation samples newer than `since_us`; none of them is an answer, and means no use."""
+        answer = self.ask("nvmlDeviceGetProcessUtilization", handle, since_us)
+        # nvidia-ml-py raises "success" where the driver has nothing already when it is asked for the number.
+        if isinstance(answer, Failed) and answer.code in (Code.NOT_FOUND, Code.SUCCESS):
+            return ()
+        found: Sequence[Any] | Failed = answer
+        return found
+
+    def _attempt(self, call: str, function: Callable[..., Any], *arguments: object) -> Any:
+        for _ in range(1 + SIZE_RETRIES):
+            try:
+                return function(*arguments)
+            except Exception as error:
+                failed = self._failed(call, error)
+            if failed.code != Code.INSUFFICIENT_SIZE:
+                break
+        return failed
+
+    def _failed(self, call: str, error: Exception) -> Failed:
+        code = error.value if isinstance(error, self._module.NVMLError) else None
+        if code in REASONS:
+            return Failed(code, because(REASONS[code], call=call))
+        # Not str(error): for a code it doesn't know, that is one more call to the driver.
+        name = type(error).__name__.removeprefix("NVMLError_")
+        return Failed(
+            code, because("driver_error", call=call, nvml_error=name if code is None else f"{name} ({code})")
+        )
+
+    def _list_v1(self, symbol: str, handle: object) -> Sequence[_ProcessInfoV1]:
+        function = getattr(self._module.nvmlLib, symbol, None)
+        if function is None:
+            raise self._module.NVMLError(Code.FUNCTION_NOT_FOUND)
+        count = ctypes.c_uint(0)
+        code = function(handle, ctypes.byref(count), None)
+        rows = (_ProcessInfoV1 * (2 * count.value + 5))()
+        if code == Code.INSUFFICIENT_SIZE:
+            count.value = len(rows)
+            code = function(handle, ctypes.byref(count), rows)
+        if code != Code.SUCCESS:
+            raise self._module.NVMLError(code)
+        return rows[: count.value]
+
+    def _reload_library(self) -> bool:
+        """Load the library file that an upgrade of the driver put in the place of the loaded one; False without one.
+
+        The old one stays in memory: it can't be told whether other code of this process is inside it.
+        """
+        try:
+            # By its path: by its name the old one would be found again.
+            libraries = [ctypes.CDLL(str(path)) for path in _replaced_libraries()]
+        except OSError:
+            return False
+        for library in libraries:
+            self._module.nvmlLib = library
+            # nvidia-ml-py keeps each function that it has looked up, and would go on calling the old ones.
+            getattr(self._module, "_nvmlGetFunctionPointer_cache", {}).clear()
+        return bool(libraries)
+
+
+def is_missing(answer: object) -> bool:
+    """Whether the driver lacks the function that was called."""
+    return isinstance(answer, Failed) and answer.code == Code.FUNCTION_NOT_FOUND
+
+
+def _replaced_libraries() -> list[Path]:
+    """Library files that stand where a loaded one was loaded from, but are not loaded."""
+    loaded: dict[Path, set[int]] = {}
+    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
+        fields = line.split(maxsplit=5)
+        if len(fields) == 6 and "/libnvidia-ml.so" in fields[5]:
+            folder = Path(fields[5].removesuffix(" (deleted)")).parent
+            loaded.setdefault(folder / "libnvidia-ml.so.1", set()).add(int(fields[4]))
+    return [path for path, inodes in loaded.items() if path.exists() and os.stat(path).st_ino not in inodes]

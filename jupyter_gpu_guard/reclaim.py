@@ -1,0 +1,287 @@
+"""The two things the guard does to a kernel: have what is open on it saved, and end it.
+
+Ending: the kernel's tree is recorded first; it is interrupted if busy, shut down through Jupyter, and then it is
+confirmed that its processes are gone and their GPU memory is back. Only processes of that record may be ended. Each
+attempt stands in the journal, so that a server killed at any step leaves a trace, a tombstone and its recovery files.
+
+Not here: whether and when (core.lifecycle), what front ends answer (notebooks), who may be signalled (processes).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
+from logging import Logger
+from typing import Any
+
+from .core.deadline import Cause, Warning_
+from .core.lifecycle import Culled, Saved
+from .core.model import Attribution, Instant, Kernel, Link, ProcessKey, Sample, TelemetryState, Unknown, Usage
+from .core.policy import Policy
+from .core.reasons import Reason, because
+from .history import HistoryError
+from .kernels import KernelWatch
+from .notebooks import SaveOutcome, Saver, SaveRequest
+from .presence import People
+from .processes import TreeRecord, record_tree
+from .record import Recorder, iso
+
+#: How long a busy kernel may take to answer an interrupt; a hard kill amid a CUDA kernel can leave a GPU stuck.
+INTERRUPT_SECONDS = 10.0
+#: How long Jupyter's own shutdown may take (it allows 5 s by default and then kills).
+SHUTDOWN_SECONDS = 60.0
+#: How long processes may take to go by themselves, after SIGTERM and after SIGKILL, and the driver to drop them.
+GONE_SECONDS, TERM_SECONDS, KILL_SECONDS, RELEASE_SECONDS = 5.0, 5.0, 5.0, 10.0
+POLL_SECONDS = 0.1
+
+Look = Callable[[], Awaitable[tuple[Sample, Attribution]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One kernel and why it is to be ended: what the journal and the tombstone start from."""
+
+    kernel: Kernel
+    policy: Policy
+    cause: Cause
+    reason: Reason
+    warnings: tuple[Warning_, ...]
+    owner: str | None = None
+
+    def to_row(self) -> dict[str, Any]:
+        """The tombstone as far as it is known before the end."""
+        given = [w for w in self.warnings if w.given is not None and w.lead is not None]
+        return {
+            "kernel_id": self.kernel.kernel_id,
+            "name": self.kernel.name,
+            "notebooks": list(self.kernel.notebooks),
+            "cause": self.cause.value,
+            "reason": self.reason.to_wire(),
+            "policy": self.policy.name,
+            "owner": self.owner,
+            "warnings": [
+                {"at": iso(w.given.at), "lead_seconds": w.lead.total_seconds()}
+                for w in given
+                if w.given is not None and w.lead is not None
+            ],
+            "saved": [],
+            "unanswered": [],
+            "lost": ["variables"],
+            "survivors": 0,
+            "memory_released_bytes": None,
+        }
+
+
+class Reclaimer:
+    """Saves and ends kernels. `look` takes a fresh reading and attributes it."""
+
+    def __init__(
+        self,
+        watch: KernelWatch,
+        saver: Saver,
+        people: People,
+        recorder: Recorder,
+        log: Logger,
+        clock: Callable[[], Instant],
+    ) -> None:
+        self._watch = watch
+        self._saver = saver
+        self._people = people
+        self._recorder = recorder
+        self._log = log
+        self._clock = clock
+        self._outcomes: dict[str, SaveOutcome] = {}
+        self._entries: dict[str, int] = {}
+        self.look: Look | None = None
+        self.on_request: Callable[[SaveRequest], None] = lambda request: None
+
+    # --- saving ---
+
+    async def save(self, case: Case) -> Saved:
+        """Ask every front end that has a document of this kernel open, and verify what they answer."""
+        kernel_id = case.kernel.kernel_id
+        try:
+            await self._journal(case, "saving")
+        except HistoryError:
+            return Saved("failed", self._recorder.hold)
+        documents = self._people.for_kernels(self._clock()).get(kernel_id)
+        open_documents = () if documents is None else documents.open_documents
+        request = self._saver.open_request(kernel_id, open_documents, case.policy.save_timeout)
+        if request.clients:
+            self.on_request(request)
+        outcome = await self._saver.wait(request.nonce)
+        self._outcomes[kernel_id] = outcome
+        return Saved(outcome.kind, self._why(outcome, case.reason))
+
+    def _why(self, outcome: SaveOutcome, otherwise: Reason) -> Reason:
+        for document in outcome.documents:
+            if document.outcome == "failed":
+                return because("save_failed", path=document.path, error=document.error or "no reason was given")
+        silent = {d.client_id for d in outcome.documents if d.outcome == "silent"}
+        return because("save_unanswered", count=len(silent)) if silent else otherwise
+
+    async def forget(self, kernel_id: str, outcome: str) -> None:
+        """Close what stands open for a kernel that lives on (`cancelled`) or that ended otherwise (`gone`)."""
+        self._outcomes.pop(kernel_id, None)
+        entry = self._entries.pop(kernel_id, None)
+        if entry is not None:
+            try:
+                await self._recorder.ask(lambda history: history.close_journal(entry, outcome))
+            except HistoryError:
+                self._entries[kernel_id] = entry
+
+    # --- ending ---
+
+    async def end(self, case: Case) -> Culled:
+        """Interrupt if busy, shut down, confirm, leave a tombstone. The reason of the result says what went wrong."""
+        kernel_id = case.kernel.kernel_id
+        try:
+            await self._journal(case, "culling")
+        except HistoryError:
+            return Culled(self._recorder.hold)
+        sample, attribution = await self._fresh()
+        usage = attribution.usages.get(kernel_id, Usage(kernel_id))
+        others = {key for other in attribution.usages.values() if other is not usage for key, _ in other.tree}
+        tree = record_tree([(key, link) for key, link in usage.tree if key not in others])
+        try:
+            error = await self._shut_down(case.kernel)
+            survivors = await self._confirm(tree, usage, case)
+        finally:
+            tree.close()
+        if any(link is Link.KERNEL for link in survivors.values()):
+            return Culled(error or because("survivors", count=len(survivors)))
+        released = await self._released(usage, sample)
+        await self._bury(case, usage, len(survivors), released)
+        return Culled(None)
+
+    async def _shut_down(self, kernel: Kernel) -> Reason | None:
+        try:
+            if kernel.executing:
+                await asyncio.wait_for(self._watch.interrupt(kernel.kernel_id), INTERRUPT_SECONDS)
+                await self._until_quiet(kernel.kernel_id)
+            await asyncio.wait_for(self._watch.shutdown(kernel.kernel_id), SHUTDOWN_SECONDS)
+        except Exception as error:  # whatever the manager or its provisioner raises: the processes decide
+            self._log.warning("gpu_guard: shutting down kernel %s failed", kernel.kernel_id, exc_info=True)
+            return because("shutdown_failed", error=str(error) or type(error).__name__)
+        return None
+
+    async def _until_quiet(self, kernel_id: str) -> None:
+        for _ in range(int(INTERRUPT_SECONDS / POLL_SECONDS)):
+            kernels = {k.kernel_id: k for k in await self._watch.kernels()}
+            if kernel_id not in kernels or not kernels[kernel_id].executing:
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def _confirm(self, tree: TreeRecord, usage: Usage, case: Case) -> dict[ProcessKey, Link]:
+        """Wait for the tree to go; end those of the record that may be ended. Returns what still lives."""
+        links = dict(usage.tree)
+        alive = await self._gone(tree, links, GONE_SECONDS)
+        # A person's own request never ends a child that was set apart from the kernel: it may be working.
+        allowed = set() if case.cause is Cause.USER else {Link.DESCENDANT}
+        if allowed and case.policy.end_detached:
+            allowed.add(Link.DETACHED)
+        for signal, patience in ((tree.terminate, TERM_SECONDS), (tree.kill, KILL_SECONDS)):
+            targets = [key for key in alive if links.get(key) in allowed]
+            if targets:
+                signal(targets)
+                alive = await self._gone(tree, links, patience, only=targets)
+        return {key: links[key] for key in alive if key in links}
+
+    async def _gone(
+        self,
+        tree: TreeRecord,
+        links: dict[ProcessKey, Link],
+        patience: float,
+        only: Collection[ProcessKey] | None = None,
+    ) -> tuple[ProcessKey, ...]:
+        waited = 0.0
+        while True:
+            alive = tree.alive()
+            waiting_for = [k for k in alive if (links.get(k) is not Link.DETACHED if only is None else k in only)]
+            if not waiting_for or waited >= patience:
+                return alive
+            await asyncio.sleep(POLL_SECONDS)
+            waited += POLL_SECONDS
+
+    async def _released(self, usage: Usage, before: Sample) -> int | None:
+        """Bytes that came back, or None where that can't be read. Waits a little: the driver drops a process late."""
+        pids = {pid for share in usage.shares for pid in share.pids}
+        held = [share.memory_bytes for share in usage.shares]
+        if not pids or before.state is not TelemetryState.OK or any(isinstance(m, Unknown) for m in held):
+            return None
+        total = sum(m for m in held if not isinstance(m, Unknown))
+        waited = 0.0
+        while True:
+            sample, _ = await self._fresh()
+            still = _held_by(sample, pids)
+            if still == 0 or waited >= RELEASE_SECONDS:
+                return None if still is None else max(total - still, 0)
+            await asyncio.sleep(1.0)
+            waited += 1.0
+
+    async def _fresh(self) -> tuple[Sample, Attribution]:
+        assert self.look is not None, "the guard sets it"
+        return await self.look()
+
+    # --- what is left to read ---
+
+    async def _journal(self, case: Case, step: str) -> None:
+        kernel_id = case.kernel.kernel_id
+        row = self._with_outcome(case)
+        earlier = self._entries.get(kernel_id)
+        entry = await self._recorder.ask(lambda history: history.open_journal(kernel_id, step, row))
+        self._entries[kernel_id] = entry
+        if earlier is not None:
+            await self._recorder.ask(lambda history: history.close_journal(earlier, "next_step"))
+
+    def _with_outcome(self, case: Case) -> dict[str, Any]:
+        row = case.to_row()
+        outcome = self._outcomes.get(case.kernel.kernel_id)
+        for document in () if outcome is None else outcome.documents:
+            if document.outcome == "silent":
+                row["unanswered"].append(document.to_row())
+            else:
+                row["saved"].append(document.to_row())
+        return row
+
+    async def _bury(self, case: Case, usage: Usage, survivors: int, released: int | None) -> None:
+        row = self._with_outcome(case)
+        row.update(ended_at=iso(self._clock().at), survivors=survivors, memory_released_bytes=released)
+        if usage.shares:
+            row["lost"].append("gpu_memory")
+        try:
+            await self._recorder.ask(lambda history: history.add_tombstone(row))
+        except HistoryError:
+            self._log.error("gpu_guard: no record of the end of kernel %s could be written", case.kernel.kernel_id)
+        await self.forget(case.kernel.kernel_id, "culled")
+
+    async def close_open_entries(self) -> int:
+        """After a start: what a killed server left open is closed with an outcome and a tombstone. Returns how many."""
+        entries = await self._recorder.ask(lambda history: history.open_entries())
+        for entry in entries:
+            row = dict(entry["data"])
+            row["reason"] = because("server_restarted").to_wire()
+            row.setdefault("ended_at", iso(self._clock().at))
+            await self._recorder.ask(lambda history, row=row: history.add_tombstone(row))  # type: ignore[misc]
+            await self._recorder.ask(
+                lambda history, entry=entry: history.close_journal(entry["id"], "server_restarted")  # type: ignore[misc]
+            )
+        return len(entries)
+
+
+def _held_by(sample: Sample, pids: Collection[int]) -> int | None:
+    """Bytes that these pids still hold by this sample; None where it can't be read."""
+    if sample.state is not TelemetryState.OK:
+        return None
+    total = 0
+    for gpu in sample.gpus:
+        if isinstance(gpu.processes, Unknown):
+            return None
+        for process in gpu.processes:
+            if process.pid not in pids:
+                continue
+            if isinstance(process.memory_bytes, Unknown):
+                return None
+            total += process.memory_bytes
+    return total

@@ -1,0 +1,324 @@
+"""REST under `<base_url>gpu-guard/api/v1/`.
+
+Every handler is authenticated and authorised like Jupyter's own, and none counts as activity. A mistake of the caller
+is a 4xx with `{message, reason}` that names the key; nothing is changed by a request that is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler, JupyterHandler
+from tornado import web
+
+from .core.reasons import Reason, because
+from .extensions import Refused
+from .guard import Guard, Watched
+from .history import HistoryError
+from .notebooks import BadAnswer, OldNonce, UnknownClient
+from .record import iso
+from .wire import kernel_to_wire, policy_to_wire, status
+
+AUTH_RESOURCE = "gpu_guard"
+CLIENT_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+MAX_BODY_BYTES = 1 << 20
+MAX_NOTE = 200
+MAX_ROWS = 1000
+
+Json = dict[str, Any]
+
+
+class Mistake(Exception):
+    """A mistake of the caller, or a refusal: answered with this status and reason."""
+
+    def __init__(self, code: int, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.code = code
+        self.reason = reason
+
+
+def bad(key: str, error: str) -> Mistake:
+    """400: this key is wrong, and what would be right."""
+    return Mistake(400, because("bad_request", key=key, error=error))
+
+
+def user_of(handler: JupyterHandler) -> str:
+    """Who asks, as Jupyter names people."""
+    user = handler.current_user
+    return str(getattr(user, "display_name", None) or getattr(user, "username", None) or user)
+
+
+class GuardHandler(APIHandler):  # type: ignore[misc]
+    """What all routes share: the guard, no activity, errors as `{message, reason}`."""
+
+    auth_resource = AUTH_RESOURCE
+    _track_activity = False
+
+    def initialize(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        if isinstance(error, Refused):
+            error = Mistake(403, error.reason)
+        if isinstance(error, HistoryError):
+            error = Mistake(503, because("cannot_record", error=str(error)))
+        if not isinstance(error, Mistake):
+            super().write_error(status_code, **kwargs)
+            return
+        self.set_status(error.code)
+        self.finish(json.dumps({"message": str(error), "reason": error.reason.to_wire()}))
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        """A caller's mistake is no traceback in the log."""
+        if not isinstance(value, Mistake | Refused | HistoryError):
+            super().log_exception(typ, value, tb)
+
+    def body(self) -> Json:
+        """The body as a JSON object."""
+        if len(self.request.body) > MAX_BODY_BYTES:
+            raise bad("body", f"more than {MAX_BODY_BYTES} bytes")
+        try:
+            body = json.loads(self.request.body or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise bad("body", "not JSON") from error
+        if not isinstance(body, dict):
+            raise bad("body", "expected an object")
+        return body
+
+    def only(self, body: Json, *keys: str) -> None:
+        """Refuse keys that mean nothing here: a misspelt one would otherwise be ignored."""
+        for key in body:
+            if key not in keys:
+                raise bad(str(key)[:60], f"unknown; expected {', '.join(keys)}")
+
+    def watched(self, kernel_id: str) -> Watched:
+        """The kernel, or 404."""
+        try:
+            return self.guard.state.watched[kernel_id]
+        except KeyError:
+            raise Mistake(404, because("unknown_kernel", kernel_id=kernel_id)) from None
+
+    def client(self, client_id: Any, key: str = "client_id") -> str:
+        """A well-formed client id, or 400."""
+        if not isinstance(client_id, str) or not CLIENT_ID.fullmatch(client_id):
+            raise bad(key, "expected 1 to 64 letters, digits, - or _")
+        return client_id
+
+    def moment(self, key: str) -> datetime | None:
+        """A query argument as an aware time, or None where it is missing."""
+        text = self.get_query_argument(key, None)
+        if text is None:
+            return None
+        try:
+            moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
+        except ValueError:
+            raise bad(key, "expected an ISO 8601 time") from None
+        if moment.tzinfo is None:
+            raise bad(key, "expected a time with its zone, such as …Z")
+        return moment.astimezone(timezone.utc)
+
+
+class StatusHandler(GuardHandler):
+    """`status`: everything at once."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        self.guard.observer.looked()
+        self.finish(json.dumps(status(self.guard, user_of(self))))
+
+
+class KernelHandler(GuardHandler):
+    """`kernels/<kernel_id>`: one kernel and its last transitions."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self, kernel_id: str) -> None:
+        self.guard.observer.looked()
+        kernel = kernel_to_wire(self.guard, self.watched(kernel_id))
+        rows = await self.guard.recorder.ask(lambda history: history.transitions(kernel_id=kernel_id, limit=50))
+        self.finish(json.dumps({**kernel, "transitions": rows}))
+
+
+class KeepAliveHandler(GuardHandler):
+    """`kernels/<kernel_id>/keep-alive`: extend, or take back."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def post(self, kernel_id: str) -> None:
+        watched, body = self.watched(kernel_id), self.body()
+        self.only(body, "seconds", "reason")
+        seconds, note = body.get("seconds"), body.get("reason", "")
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
+            raise bad("seconds", "expected a number of seconds")
+        if seconds <= 0:
+            raise bad("seconds", "expected more than 0")
+        if not isinstance(note, str) or len(note) > MAX_NOTE:
+            raise bad("reason", f"expected a text of at most {MAX_NOTE} characters")
+        # A span that no calendar holds is over any limit; say so instead of failing on it.
+        span = timedelta(seconds=min(float(seconds), 1e9))
+        until, left = await self.guard.keep(watched, span, user_of(self), note)
+        self.set_status(201)
+        self.finish(json.dumps({"until": iso(until), "remaining_total_seconds": left.total_seconds()}))
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def delete(self, kernel_id: str) -> None:
+        self.guard.end_keep(self.watched(kernel_id))
+        self.set_status(204)
+        self.finish()
+
+
+class CullHandler(GuardHandler):
+    """`kernels/<kernel_id>/cull`: a person's own request, by the same road as the policy's."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def post(self, kernel_id: str) -> None:
+        watched, body = self.watched(kernel_id), self.body()
+        self.only(body, "save")
+        save = body.get("save", True)
+        if not isinstance(save, bool):
+            raise bad("save", "expected true or false")
+        self.guard.ask(watched, user_of(self), save)
+        self.set_status(202)
+        self.finish(json.dumps(kernel_to_wire(self.guard, watched)))
+
+
+class SavedHandler(GuardHandler):
+    """`kernels/<kernel_id>/saved`: a front end answers a save request."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def post(self, kernel_id: str) -> None:
+        self.watched(kernel_id)
+        body = self.body()
+        self.only(body, "nonce", "client_id", "documents")
+        client_id = self.client(body.get("client_id"))
+        try:
+            self.guard.saved(kernel_id, body.get("nonce"), client_id, body.get("documents"))
+        except OldNonce:
+            raise Mistake(409, because("old_nonce")) from None
+        except UnknownClient:
+            raise Mistake(404, because("unknown_client", client_id=client_id)) from None
+        except BadAnswer as error:
+            raise bad(error.key, error.error) from None
+        self.set_status(204)
+        self.finish()
+
+
+class ClientHandler(GuardHandler):
+    """`clients/<client_id>`: what a front end has open, and whether somebody is there."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def post(self, client_id: str) -> None:
+        self.client(client_id)
+        body = self.body()
+        self.only(body, "documents", "focused_kernel_id", "input_age_seconds")
+        try:
+            self.guard.report(client_id, body)
+        except ValueError as error:
+            key, _, what = str(error).partition(": ")
+            raise bad(key, what or str(error)) from None
+        self.set_status(204)
+        self.finish()
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def delete(self, client_id: str) -> None:
+        self.guard.people.gone(self.client(client_id))
+        self.set_status(204)
+        self.finish()
+
+
+class PoliciesHandler(GuardHandler):
+    """`policies`: the effective policy of every kernel, with the source of each value."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        kernels = {
+            kernel_id: policy_to_wire(watched.policy) for kernel_id, watched in self.guard.state.watched.items()
+        }
+        self.finish(json.dumps({"kernels": kernels}))
+
+
+class HistoryHandler(GuardHandler):
+    """`history?since=&kernel_id=&limit=`: transitions, newest first."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        since, kernel_id = self.moment("since"), self.get_query_argument("kernel_id", None)
+        text = self.get_query_argument("limit", "100")
+        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= MAX_ROWS:
+            raise bad("limit", f"expected a number from 1 to {MAX_ROWS}")
+        rows = await self.guard.recorder.ask(
+            lambda history: history.transitions(since=since, kernel_id=kernel_id, limit=int(text))
+        )
+        self.finish(json.dumps({"transitions": rows}))
+
+
+class TombstoneHandler(GuardHandler):
+    """`tombstones/<kernel_id>`: what is left to read of one kernel."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self, kernel_id: str) -> None:
+        rows = await self.guard.recorder.ask(lambda history: history.tombstones(kernel_id=kernel_id))
+        if not rows:
+            raise Mistake(404, because("unknown_kernel", kernel_id=kernel_id))
+        self.finish(json.dumps(rows[0]))
+
+
+class TombstonesHandler(GuardHandler):
+    """`tombstones?path=&since=`: the same by notebook, newest first."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self) -> None:
+        path, since = self.get_query_argument("path", None), self.moment("since")
+        rows = await self.guard.recorder.ask(lambda history: history.tombstones(path=path, since=since))
+        self.finish(json.dumps({"tombstones": rows}))
+
+
+class RecoveryHandler(GuardHandler):
+    """`recovery/<id>`: a recovery notebook, wherever it lies."""
+
+    @web.authenticated
+    @authorized  # type: ignore[untyped-decorator]
+    async def get(self, recovery_id: str) -> None:
+        found = await self.guard.recovery_file(recovery_id)
+        if found is None:
+            raise Mistake(404, because("bad_request", key="id", error="there is no such recovery file"))
+        name, content = found
+        quoted = name.encode("ascii", "replace").decode().replace('"', "").replace("\\", "")
+        self.set_header("Content-Disposition", f'attachment; filename="{quoted}"')
+        self.finish(content, set_content_type="application/x-ipynb+json")
+
+
+def handlers(guard: Guard) -> list[tuple[str, type[GuardHandler], Json]]:
+    """Every route of the REST interface, relative to the server's base URL."""
+    kernel = r"(?P<kernel_id>[\w-]+)"
+    base = r"gpu-guard/api/v1"
+    routes: list[tuple[str, type[GuardHandler]]] = [
+        (rf"{base}/status", StatusHandler),
+        (rf"{base}/kernels/{kernel}", KernelHandler),
+        (rf"{base}/kernels/{kernel}/keep-alive", KeepAliveHandler),
+        (rf"{base}/kernels/{kernel}/cull", CullHandler),
+        (rf"{base}/kernels/{kernel}/saved", SavedHandler),
+        (rf"{base}/clients/(?P<client_id>[^/]+)", ClientHandler),
+        (rf"{base}/policies", PoliciesHandler),
+        (rf"{base}/history", HistoryHandler),
+        (rf"{base}/tombstones", TombstonesHandler),
+        (rf"{base}/tombstones/{kernel}", TombstoneHandler),
+        (rf"{base}/recovery/(?P<recovery_id>[\w-]+)", RecoveryHandler),
+    ]
+    return [(pattern, handler, {"guard": guard}) for pattern, handler in routes]

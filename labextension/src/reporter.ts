@@ -1,0 +1,139 @@
+/**
+ * Tells the server which documents are open here, which are unsaved, and that somebody is at one.
+ *
+ * A report follows a change of documents (settled for two seconds, at most every five) or an input (at once, at most
+ * every minute). Nothing is reported because time passes: a page that nobody touches must not look like somebody.
+ */
+
+import type { IDisposable } from '@lumino/disposable';
+import type { Api } from './api';
+import type { IDocuments } from './documents';
+import type { IReport } from './wire';
+
+const SETTLE_MS = 2_000;
+const BETWEEN_CHANGES_MS = 5_000;
+const BETWEEN_INPUTS_MS = 60_000;
+const INPUTS = ['keydown', 'pointerdown', 'wheel'] as const;
+
+/** A name for this page, not shared with another tab, gone with it. */
+export function newClientId(): string {
+  const bytes = crypto.getRandomValues(new Uint8Array(16));
+  return Array.from(bytes, byte => byte.toString(16).padStart(2, '0')).join('');
+}
+
+export class Reporter implements IDisposable {
+  constructor(
+    private readonly api: Pick<Api, 'report' | 'leave'>,
+    private readonly clientId: string,
+    private readonly documents: IDocuments,
+    private readonly clock: () => number = Date.now
+  ) {
+    documents.changed.connect(this.onChange, this);
+    documents.frontChanged.connect(this.onChange, this);
+    INPUTS.forEach(name => document.addEventListener(name, this.onInput, PASSIVE));
+    window.addEventListener('focus', this.onFocus);
+    window.addEventListener('pagehide', this.onLeave);
+    window.addEventListener('pageshow', this.onReturn);
+  }
+
+  get isDisposed(): boolean {
+    return this.disposed;
+  }
+
+  dispose(): void {
+    this.disposed = true;
+    clearTimeout(this.pending);
+    this.documents.changed.disconnect(this.onChange, this);
+    this.documents.frontChanged.disconnect(this.onChange, this);
+    INPUTS.forEach(name => document.removeEventListener(name, this.onInput, PASSIVE));
+    window.removeEventListener('focus', this.onFocus);
+    window.removeEventListener('pagehide', this.onLeave);
+    window.removeEventListener('pageshow', this.onReturn);
+  }
+
+  /** The server has forgotten this page (it was restarted, or this page was cut off): say everything again. */
+  reintroduce(): void {
+    this.lastSaid = '';
+    this.onChange();
+  }
+
+  private onChange(): void {
+    clearTimeout(this.pending);
+    const earliest = this.lastReport + BETWEEN_CHANGES_MS - this.clock();
+    this.pending = setTimeout(() => this.sendIfNew(), Math.max(SETTLE_MS, earliest));
+  }
+
+  private readonly onInput = (): void => {
+    this.lastInput = this.clock();
+    if (this.clock() - this.lastReport >= BETWEEN_INPUTS_MS && this.focusedKernel() !== null) {
+      this.send();
+    }
+  };
+
+  private readonly onFocus = (): void => this.onChange();
+
+  private readonly onLeave = (): void => {
+    clearTimeout(this.pending);
+    if (this.lastSaid !== '') {
+      this.lastSaid = '';
+      this.api.leave(this.clientId).catch(ignore);
+    }
+  };
+
+  /** The browser may bring a page back that had been left. */
+  private readonly onReturn = (event: PageTransitionEvent): void => {
+    if (event.persisted) {
+      this.reintroduce();
+    }
+  };
+
+  private sendIfNew(): void {
+    const { documents, focused_kernel_id } = this.report();
+    if (documents.length === 0 && this.lastSaid === '') {
+      return; // nothing open here, and the server does not think otherwise
+    }
+    if (JSON.stringify([documents, focused_kernel_id]) !== this.lastSaid) {
+      this.send();
+    }
+  }
+
+  private send(): void {
+    clearTimeout(this.pending);
+    const report = this.report();
+    this.lastReport = this.clock();
+    this.lastSaid = JSON.stringify([report.documents, report.focused_kernel_id]);
+    this.api.report(this.clientId, report).catch(() => {
+      this.lastSaid = ''; // said again with the next change
+    });
+  }
+
+  private report(): IReport {
+    return {
+      documents: this.documents.all().map(({ context, kernelId }) => ({
+        path: context.localPath,
+        kernel_id: kernelId,
+        dirty: Boolean(context.model.dirty)
+      })),
+      focused_kernel_id: this.focusedKernel(),
+      input_age_seconds:
+        this.lastInput === null ? null : Math.max(0, (this.clock() - this.lastInput) / 1000)
+    };
+  }
+
+  private focusedKernel(): string | null {
+    const looking = !document.hidden && document.hasFocus();
+    return looking ? (this.documents.front()?.kernelId ?? null) : null;
+  }
+
+  private disposed = false;
+  private pending: ReturnType<typeof setTimeout> | undefined;
+  private lastInput: number | null = null;
+  private lastReport = -Infinity;
+  private lastSaid = '';
+}
+
+const PASSIVE = { passive: true, capture: true } as const;
+
+function ignore(): void {
+  // The server is away: it forgets this page by itself.
+}

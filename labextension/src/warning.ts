@@ -1,0 +1,155 @@
+/**
+ * One notification for each kernel that is about to be shut down, changed in place at each lead.
+ *
+ * Driven by the state, not by messages, so that a page that was cut off, or that polls, warns too. The first of
+ * several leads is quiet: colour, no notification. When the kernel comes into use again the notification goes.
+ */
+
+import type { Notification, NotificationManager } from '@jupyterlab/apputils';
+import type { TranslationBundle } from '@jupyterlab/translation';
+import { countdown } from './countdown';
+import type { IDocuments } from './documents';
+import { type Actions, nameOf } from './keep';
+import type { GuardModel } from './model';
+import type { IKernel, IWarning } from './wire';
+import { full } from './words';
+
+type Manager = Pick<NotificationManager, 'notify' | 'update' | 'dismiss' | 'has'>;
+
+interface IShown {
+  notification: string;
+  /** Time of the warning shown; one that the user has closed is not shown again. */
+  at: string;
+}
+
+export class Warnings {
+  constructor(
+    private readonly model: GuardModel,
+    private readonly documents: IDocuments,
+    private readonly actions: Actions,
+    private readonly manager: Manager,
+    private readonly t: TranslationBundle,
+    private readonly clientId: string
+  ) {
+    model.changed.connect(this.refresh, this);
+  }
+
+  /** Whether the user wants notifications. */
+  set wanted(wanted: boolean) {
+    this._wanted = wanted;
+    this.refresh();
+  }
+
+  private refresh(): void {
+    for (const [kernelId] of this.shown) {
+      const kernel = this.model.kernel(kernelId);
+      if (!this._wanted || !kernel || loudWarning(kernel) === null) {
+        this.withdraw(kernelId);
+      }
+    }
+    if (this._wanted) {
+      this.model.kernels.filter(kernel => this.isOurs(kernel)).forEach(kernel => this.show(kernel));
+    }
+  }
+
+  private withdraw(kernelId: string): void {
+    const shown = this.shown.get(kernelId);
+    this.shown.delete(kernelId);
+    if (shown && this.manager.has(shown.notification)) {
+      this.manager.dismiss(shown.notification);
+    }
+  }
+
+  private show(kernel: IKernel): void {
+    const warning = loudWarning(kernel);
+    const shown = this.shown.get(kernel.kernel_id);
+    if (warning === null || shown?.at === warning.at) {
+      return;
+    }
+    const message = this.text(kernel);
+    const actions = this.buttons(kernel);
+    if (shown && this.manager.has(shown.notification)) {
+      const id = shown.notification;
+      this.manager.update({ id, message, type: 'warning', actions, autoClose: false });
+      shown.at = warning.at;
+      return;
+    }
+    const notification = this.manager.notify(message, 'warning', { actions, autoClose: false });
+    this.shown.set(kernel.kernel_id, { notification, at: warning.at });
+  }
+
+  /** The windows that have it open warn; where none has, all do. */
+  private isOurs(kernel: IKernel): boolean {
+    const here = this.documents.all().some(open => open.kernelId === kernel.kernel_id);
+    return here || kernel.documents.every(document => document.client_id === this.clientId);
+  }
+
+  /** What happens, when, what is saved, what is lost: in that order, for long texts are cut at 140 characters. */
+  private text(kernel: IKernel): string {
+    const now = this.model.now();
+    const name = shortened(nameOf(kernel));
+    const words = full(countdown(kernel, now), this.t, now);
+    const parts = [this.t.__('%1 %2.', name, words)];
+    if (kernel.mode === 'enforce') {
+      parts.push(this.actions.whatIsSaved(kernel), this.actions.whatIsLost(kernel));
+    }
+    return parts.join(' ');
+  }
+
+  private buttons(kernel: IKernel): Notification.IAction[] {
+    const { actions, t } = this;
+    const keeps: Notification.IAction[] = [
+      {
+        label: t.__('Keep'),
+        caption: t.__('Start its countdown afresh'),
+        displayType: 'accent',
+        callback: staying(() => actions.keep(kernel))
+      },
+      {
+        label: t.__('Keep for…'),
+        caption: t.__('Choose how long to keep it'),
+        callback: staying(() => actions.askAndKeep(kernel))
+      }
+    ];
+    return [
+      ...(actions.longest(kernel) > 0 ? keeps : []),
+      {
+        label: t.__('Save now'),
+        caption: actions.whatIsSaved(kernel),
+        callback: staying(() => actions.saveNow(kernel.kernel_id))
+      },
+      {
+        label: t.__('Shut down now'),
+        caption: actions.whatIsLost(kernel),
+        displayType: 'warn',
+        callback: staying(() => actions.askAndShutDown(kernel))
+      }
+    ];
+  }
+
+  private readonly shown = new Map<string, IShown>();
+  private _wanted = true;
+}
+
+/** The last warning given, where it is one to be shown; null where there is none or it is a quiet one. */
+export function loudWarning(kernel: IKernel): IWarning | null {
+  const last = kernel.warnings.at(-1);
+  if (!last || (kernel.state !== 'warned' && kernel.state !== 'saving')) {
+    return null;
+  }
+  const leads = kernel.policy.warn_before_seconds;
+  const quiet = leads.length > 1 && last.lead_seconds >= Math.max(...leads);
+  return quiet ? null : last;
+}
+
+/** The notification stays: it goes when the server says that the kernel is kept, in use, or gone. */
+function staying(act: () => Promise<unknown>): (event: MouseEvent) => void {
+  return event => {
+    event.preventDefault();
+    void act();
+  };
+}
+
+function shortened(name: string): string {
+  return name.length > 30 ? `${name.slice(0, 14)}…${name.slice(-15)}` : name;
+}
