@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import hashlib
 import os
+import re
+import socket
 from collections.abc import Callable
 from datetime import timezone
 from pathlib import Path
@@ -18,7 +21,9 @@ from jupyter_core.paths import jupyter_data_dir, jupyter_runtime_dir
 from jupyter_server.extension.application import ExtensionApp
 
 from ._version import __version__
+from .commands import Commands
 from .config import GpuGuard, Settings
+from .contents import Contents
 from .core.model import Terminal
 from .core.policy import PolicyError
 from .core.reasons import Reason, because
@@ -33,7 +38,7 @@ from .nvml import NvmlReader, gpu_present
 from .observer import GpuReader, Observer
 from .policies import PolicyFile
 from .presence import People
-from .processes import ProcessReader
+from .processes import GPU_FILES, ProcessReader
 from .reclaim import Reclaimer
 from .record import Recorder
 from .recovery import RecoveryStore
@@ -46,7 +51,7 @@ from .stream import Stream, StreamHandler
 STOP_SECONDS = 5.0
 
 
-class GpuGuardApp(ExtensionApp):  # type: ignore[misc]
+class GpuGuardApp(ExtensionApp):
     """jupyter_gpu_guard as Jupyter loads it."""
 
     name = "jupyter_gpu_guard"
@@ -54,22 +59,22 @@ class GpuGuardApp(ExtensionApp):  # type: ignore[misc]
     version = __version__
     load_other_extensions = True
     extension_url = "/lab"
-    classes = [GpuGuard]
+    classes = [GpuGuard]  # noqa: RUF012  (traitlets' own way)
 
     def initialize_settings(self) -> None:
-        """Build everything that needs the server's settings; nothing is started yet."""
-        config = GpuGuard(parent=self)
+        """Read the configuration and build everything; nothing is started yet."""
+        assert self.serverapp is not None
         try:
-            settings = config.settings()
+            settings = GpuGuard(parent=self).settings()
         except PolicyError as error:
             raise SystemExit(f"jupyter_gpu_guard: {error}") from None
         self._built = Assembly(self.serverapp, settings)
-        self.settings["jupyter_gpu_guard_guard"] = self._built.guard
 
     def initialize_handlers(self) -> None:
-        """Register routes and stream, and start the guard when the event loop runs."""
+        """Register routes and stream, and start the guard as soon as the event loop runs."""
+        assert self.serverapp is not None
         built = self._built
-        self.handlers.extend(handlers(built.guard))
+        self.handlers.extend(handlers(built.commands))
         self.handlers.append((r"gpu-guard/api/v1/stream", StreamHandler, {"stream": built.stream}))
         self.serverapp.io_loop.add_callback(built.start)
 
@@ -85,47 +90,52 @@ class Assembly:
     """All parts of one server's guard, wired together."""
 
     def __init__(self, serverapp: Any, settings: Settings) -> None:
-        log = serverapp.log
+        log, web_settings = serverapp.log, serverapp.web_app.settings
         data = Path(jupyter_data_dir()) / "gpu_guard"
-        server = f"{serverapp.ip or 'localhost'}-{serverapp.port}".replace("/", "_").replace(":", "_")
-        owner = os.environ.get("JUPYTERHUB_USER") or _user()
-        history = History(settings.history_path or data / f"history-{server}.sqlite", server)
-        reader, nothing, source, extra_env = gpu_reader(settings, Path(jupyter_runtime_dir()))
-        web_app = serverapp.web_app
+        server = server_name(serverapp.root_dir)
+        reader, nothing, gpu_files, extra_env = gpu_reader(settings, Path(jupyter_runtime_dir()))
         self.watch = KernelWatch(serverapp.kernel_manager, serverapp.session_manager, instant, log, extra_env)
-        self.watch.install(web_app.settings)
+        self.watch.install(web_settings)
         self.people = People()
-        self.recorder = Recorder(history, log)
-        recovery = RecoveryStore(serverapp.contents_manager, settings.recovery_dir, data, instant, log)
-        saver = Saver(serverapp.contents_manager, instant, recovery, log)
-        self.reclaimer = Reclaimer(self.watch, saver, self.people, self.recorder, recovery, log, instant)
-        terminals = terminals_of(web_app.settings)
+        path = settings.history_path or data / f"history-{server}.sqlite"
+        self.recorder = Recorder(History(path, server, instant, log), log)
+        self.contents = Contents(serverapp.contents_manager)
+        recovery = RecoveryStore(self.contents, settings.recovery_dir, data, instant, log)
+        saver = Saver(self.contents, instant, recovery, log)
+        self.reclaimer = Reclaimer(self.watch, saver, self.people, self.recorder, log, instant)
         observer = Observer(
-            reader, nothing, source, ProcessReader(), self.watch, self.people, terminals, instant, log
+            reader,
+            nothing,
+            settings.gpu_source,
+            ProcessReader(gpu_files=gpu_files),
+            self.watch,
+            self.people,
+            terminals_of(web_settings),
+            instant,
+            log,
         )
-        policy_file = PolicyFile(settings.policy_file) if settings.policy_file else None
-        extensions = Extensions(self.recorder, owner)
+        extensions = Extensions(self.recorder, os.environ.get("JUPYTERHUB_USER") or _user())
         self.guard = Guard(
             settings,
             observer,
             self.watch,
-            self.people,
             self.reclaimer,
             self.recorder,
             extensions,
-            policy_file,
+            PolicyFile(settings.policy_file, settings.layers) if settings.policy_file else None,
             log,
             instant,
         )
-        self._wire(serverapp)
+        self.commands = Commands(self.guard, self.people, saver, recovery, self.reclaimer, extensions)
+        self._show(serverapp.event_logger, web_settings["last_activity_times"])
 
-    def _wire(self, serverapp: Any) -> None:
+    def _show(self, event_logger: Any, activity_times: Any) -> None:
         """Connect those who show to the guard."""
         guard = self.guard
-        self.stream = Stream(guard)
+        self.stream = Stream(self.commands)
         self.metrics = Metrics(guard)
-        events = Events(serverapp.event_logger)
-        cullers = StockCullers(guard, serverapp.web_app.settings["last_activity_times"])
+        events = Events(event_logger)
+        cullers = StockCullers(guard, activity_times)
         self.recorder.sinks = [events.happened, self.metrics.happened, self.stream.happened]
         self.reclaimer.on_request = self.stream.asked
         guard.observer.viewers = lambda: len(self.stream)
@@ -151,20 +161,40 @@ class Assembly:
         self.stream.close()
         await self.guard.stop()
         await self.watch.stop()
+        self.contents.close()
         self.metrics.close()
 
 
-def gpu_reader(settings: Settings, runtime: Path) -> tuple[GpuReader | None, Reason, str, dict[str, str]]:
-    """What reads the GPUs, why there is nothing to read, the source's name, and what kernels need in their environment."""
+def server_name(root_dir: str) -> str:
+    """What a server is called in the name of its history: the same after a restart, whatever its port.
+
+    In a hub its user and server name; elsewhere this machine and the root folder.
+    """
+    user = os.environ.get("JUPYTERHUB_USER")
+    if user:
+        whole = f"{user}/{os.environ.get('JUPYTERHUB_SERVER_NAME', '')}"
+    else:
+        whole = f"{socket.gethostname()}{os.path.abspath(root_dir)}"
+    digest = hashlib.sha256(whole.encode()).hexdigest()[:8]
+    label = re.sub(r"[^A-Za-z0-9.-]+", "-", whole)[-40:].strip("-") or "server"
+    return f"{label}-{digest}"
+
+
+def gpu_reader(
+    settings: Settings, runtime: Path
+) -> tuple[GpuReader | None, Reason, tuple[str, ...], dict[str, str]]:
+    """What reads the GPUs; why there is nothing to read; by which open files a process shows that it uses one; what
+    kernels need in their environment."""
     source = settings.gpu_source
     if source == "simulated":
-        directory = runtime / f"gpu_guard_simulated-{os.getpid()}"
-        return SimulatedReader(directory), because("no_samples"), source, {"JUPYTER_GPU_GUARD_SIMULATED": str(directory)}
+        folder = runtime / f"gpu_guard_simulated-{os.getpid()}"
+        env = {"JUPYTER_GPU_GUARD_SIMULATED": str(folder)}
+        return SimulatedReader(folder), because("no_samples"), (f"{folder}/*",), env
     if source == "none":
-        return None, because("gpu_disabled"), "none", {}
+        return None, because("gpu_disabled"), (), {}
     if source == "auto" and not gpu_present():
-        return None, because("no_gpu"), "none", {}
-    return NvmlReader(), because("no_samples"), "nvml", {}
+        return None, because("no_gpu"), (), {}
+    return NvmlReader(), because("no_samples"), GPU_FILES, {}
 
 
 def terminals_of(web_settings: dict[str, Any]) -> Callable[[], tuple[Terminal, ...]]:
@@ -190,4 +220,3 @@ def _user() -> str:
         return getpass.getuser()
     except (KeyError, OSError):  # a uid without a name, as in some containers
         return str(os.getuid())
-

@@ -234,8 +234,7 @@ class GpuGuard(LoggingConfigurable):
     ).tag(config=True)
     gpu_source = Text(
         "auto",
-        help='"auto": NVML if there is an NVIDIA GPU; "nvml"; "simulated" for trying things out; "none". '
-        "Default: 'auto'.",
+        help='"auto": NVML if there is an NVIDIA GPU; "nvml"; "simulated" for trying things out; "none".',
     ).tag(config=True)
     history_path = Text(
         "",

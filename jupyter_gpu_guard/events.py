@@ -25,7 +25,9 @@ class Events:
         self._logger = logger
         self._lost = False
         for schema in sorted(SCHEMAS.glob("*.yaml")):
-            if _id(schema) not in logger.schemas.schema_ids:  # a second load in one process registers nothing twice
+            if (
+                _id(schema) not in logger.schemas.schema_ids
+            ):  # a second load in one process registers nothing twice
                 logger.register_event_schema(schema)
 
     def happened(self, happening: Happening) -> None:

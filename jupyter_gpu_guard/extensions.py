@@ -37,7 +37,7 @@ class Kept:
         return self.notebooks[0] if self.notebooks else self.kernel_id
 
 
-class Refused(Exception):  # noqa: N818  (an answer, not a fault)
+class Refused(Exception):
     """An extension that the policy doesn't allow; `reason` says the limit."""
 
     def __init__(self, reason: Reason) -> None:

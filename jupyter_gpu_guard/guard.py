@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
 from logging import Logger
@@ -34,16 +34,21 @@ from .core.model import (
     Verdict,
     VerdictKind,
 )
-from .core.policy import KernelFacts, Policy, resolve
+from .core.policy import KernelFacts, Mode, Policy, PolicyLayers, resolve
 from .core.reasons import Reason, because
 from .extensions import Extensions, Kept
 from .history import HistoryError
 from .kernels import KernelWatch
 from .observer import Observer
 from .policies import PolicyFile
-from .presence import People
 from .reclaim import Case, Reclaimer
 from .record import Happening, Recorder, iso
+from .worker import Hung, Worker
+
+#: A policy file on a file system that hangs keeps the last good policies in force.
+POLICY_DEADLINE = 10.0
+#: A kernel of which nothing is known.
+ANY_KERNEL = KernelFacts(kernel_name="", paths=(), gpu_models=(), user=None, groups=(), label=None)
 
 
 def instant() -> Instant:
@@ -87,7 +92,6 @@ class Guard:
         settings: Settings,
         observer: Observer,
         watch: KernelWatch,
-        people: People,
         reclaimer: Reclaimer,
         recorder: Recorder,
         extensions: Extensions,
@@ -98,7 +102,6 @@ class Guard:
         self.settings = settings
         self.observer = observer
         self.watch = watch
-        self.people = people
         self.recorder = recorder
         self.extensions = extensions
         self.policy_file = policy_file
@@ -106,12 +109,14 @@ class Guard:
         self.log = log
         self._reclaimer = reclaimer
         self._memory = AttributionMemory()
+        self._policies = Worker("gpu-guard-policies")
         self._looping: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._in_round = asyncio.Lock()
         self.on_change: Callable[[Watched], None] = lambda watched: None
         self.on_warning: Callable[[Watched, Warning_], None] = lambda watched, warning: None
         self.on_round: Callable[[], None] = lambda: None
+        self.on_round_duration: Callable[[float], None] = lambda seconds: None
         self.state = State(observer.sample)
 
     # --- running ---
@@ -137,20 +142,25 @@ class Guard:
         await self.extensions.close()
         await self.recorder.close()
         self.observer.stop()
+        self._policies.stop()
 
     async def _loop(self) -> None:
-        interval = self.settings.sample_interval.total_seconds()
         while True:
+            interval = self.layers.sample_interval.total_seconds()
             began = time.monotonic()
             try:
                 await self.round()
-            except Exception:  # one bad round must not end the guard; the hole in the samples is seen by judgement
+                self.on_round_duration(time.monotonic() - began)
+            except (
+                Exception
+            ):  # one bad round must not end the guard; the hole in the samples is seen by judgement
                 self.log.exception("gpu_guard: a round failed")
             await asyncio.sleep(max(0.0, interval - (time.monotonic() - began)))
 
     async def round(self) -> None:
         """One round. What can't be read is unknown; what can't be observed at all is a hole in the samples."""
         async with self._in_round:
+            await self._refresh_policies()
             observation = await self.observer.observe(self._period())
             if observation is None:
                 return
@@ -194,8 +204,6 @@ class Guard:
         state.sample, state.attribution = observation.sample, attribution
         state.terminals = observation.terminals
         state.hold = self.recorder.hold
-        if self.policy_file is not None:
-            self.policy_file.refresh()
         seen = {kernel.kernel_id for kernel in observation.kernels}
         for kernel_id in [k for k in state.watched if k not in seen]:
             self._let_go(state.watched.pop(kernel_id))
@@ -207,7 +215,9 @@ class Guard:
             if old is None:
                 life = lifecycle.born(kernel.kernel_id, kernel.started)
                 track = fresh_track(kernel, observation.now)
-                state.watched[kernel.kernel_id] = Watched(kernel, life, track, policy, usage, presence=presence)
+                state.watched[kernel.kernel_id] = Watched(
+                    kernel, life, track, policy, usage, presence=presence
+                )
                 continue
             restarted = kernel.incarnation != old.kernel.incarnation
             old.kernel, old.usage, old.presence, old.policy = kernel, usage, presence, policy
@@ -226,8 +236,30 @@ class Guard:
             groups=(),
             label=kernel.label,
         )
-        layers = self.settings.layers if self.policy_file is None else self.policy_file.over(self.settings.layers)
-        return resolve(layers, facts, now.at)
+        return resolve(self.layers, facts, now.at)
+
+    @property
+    def layers(self) -> PolicyLayers:
+        """The policies in force: the configuration, with the last good policy file over it."""
+        return self.settings.layers if self.policy_file is None else self.policy_file.layers()
+
+    @property
+    def mode(self) -> Mode:
+        """The mode of a kernel for which no entry of a policy is."""
+        return resolve(self.layers, ANY_KERNEL, self.clock().at).mode
+
+    async def _refresh_policies(self) -> None:
+        file = self.policy_file
+        if file is None:
+            return
+        try:
+            changed = await self._policies.call(file.refresh, POLICY_DEADLINE)
+        except Hung:
+            return  # the last good policies stay in force
+        if changed and file.error is not None:
+            self.log.error("gpu_guard: %s", file.error)
+        elif changed:
+            self.log.info("gpu_guard: the policies of %s are in force", file.path)
 
     def _let_go(self, watched: Watched) -> None:
         task = watched.task
@@ -245,7 +277,13 @@ class Guard:
         self._advance(watched, lifecycle.Judged(verdict, self.state.hold))
         life = watched.life
         watched.due = next_deadline(
-            verdict, watched.policy, life.started, life.warnings, life.keep_until, life.not_before, observation.now
+            verdict,
+            watched.policy,
+            life.started,
+            life.warnings,
+            life.keep_until,
+            life.not_before,
+            observation.now,
         )
 
     def _advance(self, watched: Watched, event: lifecycle.Event) -> None:
@@ -321,6 +359,7 @@ class Guard:
     # --- between rounds: kernels, people, buttons ---
 
     def _kernel_changed(self, kernel_id: str) -> None:
+        """Called by the watch, on the event loop."""
         watched = self.state.watched.get(kernel_id)
         if watched is not None:
             self._spawn(self._look_at(watched))
@@ -334,42 +373,27 @@ class Guard:
         before, watched.kernel = watched.kernel, kernel
         began = kernel.last_execution_start
         if began is not None and began != before.last_execution_start:
-            self._touch(watched, because("executing", since=iso(began.at)))
+            self.touch(watched, because("executing", since=iso(began.at)))
         self.on_change(watched)
 
-    def people_changed(self, kernel_ids: Iterable[str]) -> None:
-        """Front ends reported: input or an edit at a kernel's notebook since its life last changed is activity."""
-        presence = self.people.for_kernels(self.clock())
-        for kernel_id in kernel_ids:
-            watched = self.state.watched.get(kernel_id)
-            seen = presence.get(kernel_id)
-            if watched is None or seen is None:
-                continue
-            before, watched.presence = watched.presence.last_input, seen
-            if seen.last_input is not None and (before is None or seen.last_input > before):
-                if seen.last_input > watched.life.since:
-                    self._touch(watched, because("present", at=iso(seen.last_input.at)))
-            self.on_change(watched)
-
-    def _touch(self, watched: Watched, reason: Reason) -> None:
+    def touch(self, watched: Watched, reason: Reason) -> None:
+        """Activity between two rounds: it ends a warning and a save under way at once."""
         if watched.life.phase in (Phase.WARNED, Phase.SAVING, Phase.FAILED):
             self._advance(watched, lifecycle.Touched(reason))
 
-    def keep(self, kernel_id: str, until: datetime, owner: str) -> None:
+    def keep(self, watched: Watched, until: datetime, owner: str, note: str) -> None:
         """Extend a kernel's time. The limits have been checked."""
-        watched = self.state.watched[kernel_id]
-        self._advance(watched, lifecycle.Kept(until, owner))
+        self._advance(watched, lifecycle.Kept(until, owner, note))
         self._refresh_deadline(watched)
 
-    def end_keep(self, kernel_id: str) -> None:
+    def end_keep(self, watched: Watched) -> None:
         """Take an extension back."""
-        watched = self.state.watched[kernel_id]
         self._advance(watched, lifecycle.KeepEnded())
         self._refresh_deadline(watched)
 
-    def ask(self, kernel_id: str, owner: str, save: bool) -> None:
+    def ask(self, watched: Watched, owner: str, save: bool) -> None:
         """A person wants the kernel ended: the same road as by policy, in every mode."""
-        self._advance(self.state.watched[kernel_id], lifecycle.Asked(owner, save))
+        self._advance(watched, lifecycle.Asked(owner, save))
 
     def _refresh_deadline(self, watched: Watched) -> None:
         if watched.verdict is not None:

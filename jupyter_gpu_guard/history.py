@@ -113,7 +113,9 @@ class History:
             ("at >= ?", since and _moment(since)),
         )
         with self._file.reading() as connection:
-            rows = connection.execute(f"SELECT body FROM tombstones {where} ORDER BY at DESC, id DESC", values)
+            rows = connection.execute(
+                f"SELECT body FROM tombstones {where} ORDER BY at DESC, id DESC", values
+            )
             return [json.loads(body) for (body,) in rows]
 
     # --- the journal: a cull under way leaves a trace even if the server is killed in the middle of it ------------
@@ -135,8 +137,8 @@ class History:
                 raise HistoryError(f"journal entry {entry} is closed, or went with a damaged file")
 
     def close_journal(self, entry: int, outcome: str, tombstone: Mapping[str, Any] | None = None) -> None:
-        """End an entry, together with its tombstone, if it leaves one: both are kept or none. The first outcome stays.
-        """
+        """End an entry, together with its tombstone, if it leaves one: both are kept or none. The first outcome of an
+        entry stays."""
         change = "UPDATE journal SET outcome = ? WHERE entry = ? AND outcome IS NULL"
         with self._writing() as connection:
             connection.execute(change, (outcome, entry))

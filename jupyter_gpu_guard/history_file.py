@@ -117,7 +117,9 @@ class HistoryFile:
             with suppress(FileNotFoundError):
                 os.rename(self._path + suffix, aside + suffix)
         self.moved_aside.append(Path(aside))
-        self._log.error("The history %s is damaged (%s): kept as %s, a new one is begun", self._path, why, aside)
+        self._log.error(
+            "The history %s is damaged (%s): kept as %s, a new one is begun", self._path, why, aside
+        )
 
 
 @contextmanager
@@ -147,7 +149,9 @@ def migrate(connection: sqlite3.Connection, migrations: Migrations) -> None:
                     connection.execute(statement)
                 connection.execute("INSERT INTO migrations (version) VALUES (?)", (version + 1,))
     if (found := _version(connection)) > len(migrations):
-        raise HistoryError(f"the history has schema version {found}, this version knows {len(migrations)}: update it")
+        raise HistoryError(
+            f"the history has schema version {found}, this version knows {len(migrations)}: update it"
+        )
 
 
 def on_local_disk(path: Path, mountinfo: str | None = None) -> bool:

@@ -23,6 +23,11 @@ class ActivityMark:
 
     kernel: datetime
     manager: datetime
+    taken: datetime
+
+    def later(self, at: datetime | None) -> datetime | None:
+        """`at` where it lies after the mark: what came before is in the mark already."""
+        return at if at is not None and at > self.taken else None
 
 
 class KernelClock:
@@ -57,7 +62,7 @@ class KernelClock:
         if self._clock().since(since) > MARK_LASTS:
             self._mark = None
             return None
-        self._km.last_activity = mark.kernel if self.counted is None else max(mark.kernel, self.counted)
+        self._km.last_activity = mark.later(self.counted) or mark.kernel
         return mark
 
     def forget(self) -> None:

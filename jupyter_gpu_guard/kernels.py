@@ -350,7 +350,7 @@ class KernelWatch:
     def last_activity(self, kernel_id: str) -> ActivityMark:
         """Jupyter's idle clocks, to put back after a probe. Raises UnknownKernel."""
         follower = self._known(kernel_id)
-        return ActivityMark(follower.km.last_activity, self._mkm.last_kernel_activity)
+        return ActivityMark(follower.km.last_activity, self._mkm.last_kernel_activity, self._clock().at)
 
     def restore_last_activity(self, kernel_id: str, mark: ActivityMark) -> None:
         """Undo what a probe did to the idle clocks. Messages that were not ours, or the shield, are left in force."""
@@ -359,8 +359,9 @@ class KernelWatch:
 
     def _hold_manager_mark(self, marks: list[ActivityMark]) -> None:
         if marks:
+            mark = min(marks, key=lambda m: m.taken)
             moves = _latest(self._latest_gone, *(f.idle_clock.counted for f in self._followers.values()))
-            self._mkm.last_kernel_activity = _latest(min(mark.manager for mark in marks), moves)
+            self._mkm.last_kernel_activity = mark.later(moves) or mark.manager
 
     def _known(self, kernel_id: str) -> KernelFollower:
         try:

@@ -38,7 +38,9 @@ class Metrics(Collector):
         self._idle_seconds = 0.0
         self._unknown_seconds: defaultdict[str, float] = defaultdict(float)
         self._reclaimed_seconds = 0.0
-        self._released: list[tuple[float, int]] = []  # (when, cards) of releases that nobody has taken up again
+        self._released: list[
+            tuple[float, int]
+        ] = []  # (when, cards) of releases that nobody has taken up again
         self._last_round: float | None = None
         self._last_success: datetime | None = None
         self.round_duration = Histogram(
@@ -122,11 +124,19 @@ class Metrics(Collector):
     def _kernels(self) -> Iterator[GaugeMetricFamily]:
         watched = list(self._guard.state.watched.values())
         labels = ["kernel_id", "uuid"]
-        memory = GaugeMetricFamily(f"{PREFIX}kernel_gpu_memory_bytes", "GPU memory of a kernel's processes", labels=labels)
-        ratio = GaugeMetricFamily(f"{PREFIX}kernel_sm_ratio", "Share of the GPU that a kernel's processes use", labels=labels)
-        idle = GaugeMetricFamily(f"{PREFIX}kernel_idle_seconds", "Observed idle time of a kernel", labels=["kernel_id"])
+        memory = GaugeMetricFamily(
+            f"{PREFIX}kernel_gpu_memory_bytes", "GPU memory of a kernel's processes", labels=labels
+        )
+        ratio = GaugeMetricFamily(
+            f"{PREFIX}kernel_sm_ratio", "Share of the GPU that a kernel's processes use", labels=labels
+        )
+        idle = GaugeMetricFamily(
+            f"{PREFIX}kernel_idle_seconds", "Observed idle time of a kernel", labels=["kernel_id"]
+        )
         kinds = GaugeMetricFamily(f"{PREFIX}kernels", "Kernels by verdict", labels=["verdict"])
-        postponed = GaugeMetricFamily(f"{PREFIX}postponed_kernels", "Kernels whose shutdown waits", labels=["reason"])
+        postponed = GaugeMetricFamily(
+            f"{PREFIX}postponed_kernels", "Kernels whose shutdown waits", labels=["reason"]
+        )
         for one in watched:
             for share in one.usage.shares:
                 for family, value in ((memory, share.memory_bytes), (ratio, share.sm_ratio)):
@@ -145,13 +155,21 @@ class Metrics(Collector):
         yield _counted("culls", "Kernels shut down", "reason", self._culls)
         yield _counted("would_culls", "Kernels that would have been shut down", "reason", self._would)
         yield _counted("saves", "Save requests by outcome", "outcome", self._saves)
-        yield _counted("unknown_gpu_seconds", "GPU time that could not be judged", "reason", self._unknown_seconds)
-        yield CounterMetricFamily(f"{PREFIX}idle_gpu_seconds", "GPU time held by idle kernels", self._idle_seconds)
+        yield _counted(
+            "unknown_gpu_seconds", "GPU time that could not be judged", "reason", self._unknown_seconds
+        )
+        yield CounterMetricFamily(
+            f"{PREFIX}idle_gpu_seconds", "GPU time held by idle kernels", self._idle_seconds
+        )
         text = "GPU time between a verified release and the same owner's next hold, a day at most"
         yield CounterMetricFamily(f"{PREFIX}reclaimed_gpu_seconds", text, self._reclaimed_seconds)
         valid = self._guard.policy_file is None or self._guard.policy_file.valid
-        yield GaugeMetricFamily(f"{PREFIX}policy_valid", "1 when the policy file is valid or absent", float(valid))
-        success = GaugeMetricFamily(f"{PREFIX}last_success_timestamp_seconds", "Last good reading of the GPUs", labels=[])
+        yield GaugeMetricFamily(
+            f"{PREFIX}policy_valid", "1 when the policy file is valid or absent", float(valid)
+        )
+        success = GaugeMetricFamily(
+            f"{PREFIX}last_success_timestamp_seconds", "Last good reading of the GPUs", labels=[]
+        )
         if self._last_success is not None:
             success.add_metric([], self._last_success.timestamp())
         yield success
@@ -159,6 +177,10 @@ class Metrics(Collector):
 
 def _postponed(watched: Watched) -> str:
     return "unknown" if watched.life.reason is None else watched.life.reason.code
+
+
+def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
+    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
 
 
 def _counted(name: str, text: str, label: str, counts: Any) -> CounterMetricFamily:

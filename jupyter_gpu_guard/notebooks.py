@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import posixpath
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,15 +20,19 @@ from typing import Any, Literal, Protocol
 from .contents import Contents, ContentsError, FileHash
 from .core.model import Instant, OpenDocument
 from .core.reasons import Reason, because
+from .save_answers import IN_A_COPY, IN_ITS_FILE, BadAnswer, DocumentAnswer, parse_documents
 
-#: Its own file took the document.
-IN_ITS_FILE = ("saved", "clean")
-#: Its own file could not take it without harm, so it is in a recovery copy.
-IN_A_COPY = ("conflict", "read_only", "deleted")
-ANSWERS = (*IN_ITS_FILE, *IN_A_COPY, "failed")
-#: Optional texts of an answered document, with their longest length.
-TEXTS = {"hash": 512, "recovery_path": 4096, "recovery_hash": 512, "recovery_id": 64, "error": 1024}
-MAX_DOCUMENTS = 200
+__all__ = [
+    "BadAnswer",
+    "DocumentAnswer",
+    "DocumentOutcome",
+    "OldNonce",
+    "SaveOutcome",
+    "SaveRequest",
+    "Saver",
+    "UnknownClient",
+    "parse_documents",
+]
 
 Outcome = Literal["saved", "clean", "recovered", "failed", "silent"]
 Kind = Literal["saved", "failed", "silent", "nothing_open"]
@@ -40,15 +45,6 @@ class OldNonce(Exception):
 
 class UnknownClient(Exception):
     """The client was not asked."""
-
-
-class BadAnswer(ValueError):
-    """An answer that breaks the rules: `key` names the place in the body, `error` what is wrong there."""
-
-    def __init__(self, key: str, error: str) -> None:
-        super().__init__(f"{key}: {error}")
-        self.key = key
-        self.error = error
 
 
 class Copies(Protocol):
@@ -80,37 +76,43 @@ class SaveRequest:
     #: The files as they lay on disk when the request was made; None for those that were not there or not readable.
     before: Mapping[str, FileHash | None]
 
-    def to_wire(self, client_id: str) -> dict[str, object]:
-        """The request as that client gets it: its own documents only.
+    def to_wire(self, client_id: str | None = None) -> dict[str, object]:
+        """The request as that client gets it, with its own documents; without one, each document once.
 
         `hash` says which hash to answer with: `contents` the one of the contents API, `sha256` that of the file's
         bytes, where the contents manager knows no hashes.
         """
+        copies: dict[str, str | None] = {}
+        for (client, path), copy in self.copies.items():
+            if client_id in (None, client):
+                copies.setdefault(path, copy)
         documents = [
             {"path": path, "recovery_path": copy, "hash": self._kind_of_hash(path)}
-            for (client, path), copy in self.copies.items()
-            if client == client_id
+            for path, copy in copies.items()
         ]
         deadline = self.deadline.isoformat().replace("+00:00", "Z")
-        return {"nonce": self.nonce, "kernel_id": self.kernel_id, "deadline": deadline, "documents": documents}
+        return {
+            "nonce": self.nonce,
+            "kernel_id": self.kernel_id,
+            "deadline": deadline,
+            "documents": documents,
+        }
 
     def _kind_of_hash(self, path: str) -> str:
         before = self.before[path]
         return "sha256" if before is not None and not before.by_manager else "contents"
 
-
-@dataclass(frozen=True, slots=True)
-class DocumentAnswer:
-    """What a front end says of one document. `hash`: of the file as it was after the save; `recovery_hash`: of the
-    recovery copy; `recovery_id`: of a copy that it handed to the server instead of writing it itself."""
-
-    path: str
-    outcome: str
-    hash: str | None = None
-    recovery_path: str | None = None
-    recovery_hash: str | None = None
-    recovery_id: str | None = None
-    error: str | None = None
+    def offered(self, path: str, recovery_path: str) -> bool:
+        """Whether that is where a copy of `path` was to go: a name offered to any client, or that name with something
+        added, as a front end does when it finds the name taken by its own earlier answer."""
+        for (_, document), copy in self.copies.items():
+            if document != path or copy is None:
+                continue
+            stem, extension = posixpath.splitext(copy)
+            rest = recovery_path[len(stem) :]
+            if recovery_path.startswith(stem) and rest.endswith(extension) and "/" not in rest:
+                return True
+        return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,16 +160,6 @@ class SaveOutcome:
         return because("save_unanswered", count=silent) if silent else None
 
 
-def parse_answer(body: object) -> tuple[str, str, list[DocumentAnswer]]:
-    """Nonce, client id and documents of `POST kernels/<kernel_id>/saved`. Raises `BadAnswer`."""
-    fields = _fields(body, "body", {"nonce", "client_id", "documents"}, set())
-    documents = fields["documents"]
-    if not isinstance(documents, list) or len(documents) > MAX_DOCUMENTS:
-        raise BadAnswer("documents", f"expected a list of at most {MAX_DOCUMENTS}")
-    answers = [_parse_document(document, f"documents[{i}]") for i, document in enumerate(documents)]
-    return _text(fields, "nonce", "nonce", 128), _text(fields, "client_id", "client_id", 256), answers
-
-
 class Saver:
     """The save requests of one server. Lives on the event loop; reads files through `contents`."""
 
@@ -210,26 +202,25 @@ class Saver:
     def answer(
         self, nonce: str, client_id: str, answers: Iterable[DocumentAnswer], kernel_id: str | None = None
     ) -> None:
-        """Take what a client says, of all its documents or some of them; the last word on each counts.
+        """Take what a client says, of all its documents or some of them; the last call that names one counts.
 
-        Raises `OldNonce` (also when the nonce is not of `kernel_id`), `UnknownClient`, and `BadAnswer` for a document
-        or a recovery path that the client was not asked for; then nothing of the answer is taken.
+        It may name documents that were opened since it was asked, and one path twice (open as a notebook and as a
+        text): all must come out well. Raises `OldNonce` (also when the nonce is not of `kernel_id`), `UnknownClient`,
+        and `BadAnswer` for a recovery path that was not offered; then nothing of the answer is taken.
         """
         opened = self._of(nonce)
         if kernel_id not in (None, opened.request.kernel_id) or self._over(opened):
             raise OldNonce(nonce)
         if client_id not in opened.request.clients:
             raise UnknownClient(client_id)
-        taken: dict[Held, DocumentAnswer] = {}
+        taken: dict[Held, list[DocumentAnswer]] = {}
         for i, answer in enumerate(answers):
-            key = (client_id, answer.path)
-            if key not in opened.held or key in taken:
-                raise BadAnswer(f"documents[{i}].path", "was not asked for, or stands there twice")
-            if answer.recovery_path not in (None, opened.request.copies[key]):
+            copy = answer.recovery_path
+            if copy is not None and not opened.request.offered(answer.path, copy):
                 raise BadAnswer(f"documents[{i}].recovery_path", "is not the one that was offered")
-            taken[key] = answer
+            taken.setdefault((client_id, answer.path), []).append(answer)
         opened.answers.update(taken)
-        if opened.answers.keys() == opened.held.keys():
+        if opened.held.keys() <= opened.answers.keys():
             opened.end.set()
 
     async def wait(self, nonce: str) -> SaveOutcome:
@@ -242,7 +233,9 @@ class Saver:
         try:
             await asyncio.wait_for(opened.end.wait(), max(left, 0))
         except asyncio.TimeoutError:
-            self._log.info("Not all front ends answered the save request of kernel %s", opened.request.kernel_id)
+            self._log.info(
+                "Not all front ends answered the save request of kernel %s", opened.request.kernel_id
+            )
         finally:
             self.close(nonce)
         return await self._verify(opened)
@@ -268,28 +261,38 @@ class Saver:
     async def _verify(self, opened: _Open) -> SaveOutcome:
         if not opened.held:
             return SaveOutcome("nothing_open")
-        disk = {path: await self._on_disk(path) for path in opened.request.documents}
+        paths = dict.fromkeys(path for _, path in (*opened.held, *opened.answers))
+        disk = {path: await self._on_disk(path) for path in paths}
         replaced = {
-            path
-            for (_, path), answer in opened.answers.items()
-            if answer.outcome == "saved" and _is_hash(answer.hash, disk[path][0])
+            answer.path
+            for answers in opened.answers.values()
+            for answer in answers
+            if answer.outcome == "saved" and _is_hash(answer.hash, disk[answer.path][0])
         }
-        documents = [await self._judge(opened, key, disk[key[1]], key[1] in replaced) for key in opened.held]
+        silent = [key for key in opened.held if key not in opened.answers]
+        documents = [
+            DocumentOutcome(path, client, "silent", opened.dirty(client, path)) for client, path in silent
+        ]
+        for (client_id, path), answers in opened.answers.items():
+            for answer in answers:
+                documents.append(await self._judge(opened, client_id, answer, disk[path], path in replaced))
         outcomes = {document.outcome for document in documents}
         kind: Kind = "failed" if "failed" in outcomes else "silent" if "silent" in outcomes else "saved"
         return SaveOutcome(kind, tuple(documents))
 
     async def _judge(
-        self, opened: _Open, key: Held, disk: tuple[FileHash | None, str], replaced: bool
+        self,
+        opened: _Open,
+        client_id: str,
+        answer: DocumentAnswer,
+        disk: tuple[FileHash | None, str],
+        replaced: bool,
     ) -> DocumentOutcome:
-        client_id, path = key
-        dirty = opened.held[key].dirty
-        answer = opened.answers.get(key)
-        if answer is None:
-            return DocumentOutcome(path, client_id, "silent", dirty)
+        path, dirty = answer.path, opened.dirty(client_id, answer.path)
         if answer.outcome in IN_ITS_FILE:
             # A clean window whose file another window has just saved anew holds nothing that was not on disk.
-            passed_on = answer.outcome == "clean" and replaced and _is_hash(answer.hash, opened.request.before[path])
+            before = opened.request.before.get(path)
+            passed_on = answer.outcome == "clean" and replaced and _is_hash(answer.hash, before)
             if passed_on or _is_hash(answer.hash, disk[0]):
                 outcome: Outcome = "saved" if answer.outcome == "saved" else "clean"
                 return DocumentOutcome(path, client_id, outcome, dirty, answer.hash)
@@ -329,8 +332,13 @@ class _Open:
     request: SaveRequest
     expires: Instant
     held: Mapping[Held, OpenDocument]
-    answers: dict[Held, DocumentAnswer] = field(default_factory=dict)
+    answers: dict[Held, list[DocumentAnswer]] = field(default_factory=dict)
     end: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def dirty(self, client_id: str, path: str) -> bool:
+        """Whether the window last reported unsaved edits; one that was never heard of before it answered, did not."""
+        held = self.held.get((client_id, path))
+        return held is not None and held.dirty
 
 
 def _is_hash(said: str | None, found: FileHash | None) -> bool:
@@ -341,34 +349,6 @@ def _why(answer: DocumentAnswer, on_disk: str, copied: bool) -> str:
     if answer.outcome in IN_ITS_FILE:
         return "the answer names no hash" if answer.hash is None else on_disk
     said = f"{answer.outcome}: {answer.error}" if answer.error else answer.outcome
-    return said if copied or answer.outcome == "failed" else f"{said}, and no recovery copy of it can be read back"
-
-
-def _parse_document(value: object, where: str) -> DocumentAnswer:
-    fields = _fields(value, where, {"path", "outcome"}, set(TEXTS))
-    outcome = _text(fields, "outcome", f"{where}.outcome", 32)
-    if outcome not in ANSWERS:
-        raise BadAnswer(f"{where}.outcome", f"expected one of {', '.join(ANSWERS)}")
-    texts = {
-        name: _text(fields, name, f"{where}.{name}", longest)
-        for name, longest in TEXTS.items()
-        if fields.get(name) is not None
-    }
-    return DocumentAnswer(_text(fields, "path", f"{where}.path", 4096), outcome, **texts)
-
-
-def _fields(value: object, where: str, needed: set[str], optional: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise BadAnswer(where, "expected an object")
-    for name in sorted(needed - value.keys()):
-        raise BadAnswer(f"{where}.{name}", "is missing")
-    for name in sorted(map(str, value.keys() - needed - optional)):
-        raise BadAnswer(f"{where}.{name}", "is not known")
-    return value
-
-
-def _text(fields: Mapping[str, Any], name: str, where: str, longest: int) -> str:
-    value = fields[name]
-    if not isinstance(value, str) or not value or len(value) > longest:
-        raise BadAnswer(where, f"expected a text of 1 to {longest} characters")
-    return value
+    if copied or answer.outcome == "failed":
+        return said
+    return f"{said}, and no recovery copy of it can be read back"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -204,16 +203,18 @@ class Nvml:
 
         The old one stays in memory: it can't be told whether other code of this process is inside it.
         """
+        loaded = getattr(getattr(self._module, "nvmlLib", None), "_handle", None)
         try:
-            # By its path: by its name the old one would be found again.
-            libraries = [ctypes.CDLL(str(path)) for path in _replaced_libraries()]
+            libraries = [ctypes.CDLL(str(path)) for path in _library_places()]
         except OSError:
             return False
         for library in libraries:
-            self._module.nvmlLib = library
-            # nvidia-ml-py keeps each function that it has looked up, and would go on calling the old ones.
-            getattr(self._module, "_nvmlGetFunctionPointer_cache", {}).clear()
-        return bool(libraries)
+            if library._handle != loaded:
+                self._module.nvmlLib = library
+                # nvidia-ml-py keeps each function that it has looked up, and would go on calling the old ones.
+                getattr(self._module, "_nvmlGetFunctionPointer_cache", {}).clear()
+                return True
+        return False
 
 
 def is_missing(answer: object) -> bool:
@@ -221,12 +222,14 @@ def is_missing(answer: object) -> bool:
     return isinstance(answer, Failed) and answer.code == Code.FUNCTION_NOT_FOUND
 
 
-def _replaced_libraries() -> list[Path]:
-    """Library files that stand where a loaded one was loaded from, but are not loaded."""
-    loaded: dict[Path, set[int]] = {}
-    for line in Path("/proc/self/maps").read_text(errors="replace").splitlines():
-        fields = line.split(maxsplit=5)
-        if len(fields) == 6 and "/libnvidia-ml.so" in fields[5]:
-            folder = Path(fields[5].removesuffix(" (deleted)")).parent
-            loaded.setdefault(folder / "libnvidia-ml.so.1", set()).add(int(fields[4]))
-    return [path for path, inodes in loaded.items() if path.exists() and os.stat(path).st_ino not in inodes]
+def _library_places() -> list[Path]:
+    """Where the libraries that are loaded, or what replaced them, can be found.
+
+    Files of a driver have its version in their name, and the usual name is a link to one. By the usual name, with or
+    without a folder, the loader would find the old library again.
+    """
+    lines = Path("/proc/self/maps").read_text(errors="replace").splitlines()
+    paths = [Path(line.split(maxsplit=5)[5]) for line in lines if "/libnvidia-ml.so" in line]
+    return [
+        (folder / "libnvidia-ml.so.1").resolve() for folder in dict.fromkeys(path.parent for path in paths)
+    ]

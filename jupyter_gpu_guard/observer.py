@@ -1,7 +1,7 @@
 """One reading of everything: GPUs, processes, kernels, terminals, people.
 
-What may hang is asked in a daemon thread with a deadline: a late driver makes the sample `stale`, a late /proc makes the
-whole round a hole. The driver is left alone, and no handle held, while nobody has a GPU open and no tab looks.
+What may hang is asked in a daemon thread with a deadline: a late driver makes the sample `stale`, a late /proc makes
+the whole round a hole. The driver is left alone, and no handle held, while nobody has a GPU open and no tab looks.
 
 Not here: what the readings mean (core), when a round is due (guard).
 """
@@ -115,7 +115,8 @@ class Observer:
             return True
         if self._scan is None:
             return False
-        return any(process.opens_gpu is not False for process in self._scan.processes.values())
+        server = self._scan.server_key  # has the driver open itself while it reads
+        return any(p.opens_gpu is not False and p.key != server for p in self._scan.processes.values())
 
     def looked(self) -> None:
         """Somebody asked for the readings: keep reading for a while."""
@@ -133,7 +134,9 @@ class Observer:
         source = "none" if self._reader is None else self._source
         return Sample(self._clock(), source, state, reason=reason)
 
-    async def _scan_processes(self, sample: Sample, kernels: Iterable[Kernel], period: timedelta) -> ProcessScan | None:
+    async def _scan_processes(
+        self, sample: Sample, kernels: Iterable[Kernel], period: timedelta
+    ) -> ProcessScan | None:
         pids = {p.pid for g in sample.gpus if not isinstance(g.processes, Unknown) for p in g.processes}
         roots = {k.pid for k in kernels if k.pid is not None}
         try:

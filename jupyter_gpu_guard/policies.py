@@ -150,24 +150,28 @@ def explain(
 def _read(path: str, unless: Stamp | None) -> tuple[Stamp | None, str | None]:
     """The file's stamp and text; no text when the stamp is `unless`. Raises PolicyError when it can't be read."""
     try:
-        # Without O_NONBLOCK, opening a named pipe would wait for a writer.
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        with os.fdopen(descriptor, "rb") as file:
-            status = os.fstat(descriptor)
+        with open(path, "rb", opener=_open_at_once) as file:
+            status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise PolicyError("policy_file", path, "a regular file")
             stamp = (status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino)
             if stamp == unless:
                 return stamp, None
             data = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise PolicyError("policy_file", path, f"a readable file ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # ValueError: a path with a null character
+        why = error.strerror if isinstance(error, OSError) else error
+        raise PolicyError("policy_file", path, f"a readable file ({why})") from None
     if len(data) > MOST_BYTES:
         raise PolicyError("policy_file", path, f"at most {MOST_BYTES} bytes")
     try:
         return stamp, data.decode()
     except UnicodeDecodeError as error:
         raise PolicyError("policy_file", path, f"UTF-8 ({error.reason} at byte {error.start})") from None
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Without O_NONBLOCK, opening a named pipe would wait for a writer."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 # --- the text -----------------------------------------------------------------------------------------------------
@@ -177,7 +181,7 @@ def _laid_over(base: PolicyLayers, text: str, path: str) -> tuple[PolicyLayers, 
     """`base` with the file's layers, and the file's mistakes with their lines. Raises PolicyError if it is no TOML."""
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as wrong:
+    except (ValueError, RecursionError) as wrong:  # ValueError: bad TOML, or a number of thousands of digits
         raise PolicyError("policy_file", path, f"TOML ({wrong})") from None
     layers, errors = with_file(base, content)
     for error in errors:

@@ -10,9 +10,12 @@ Not here: whether and when (core.lifecycle), what front ends answer (notebooks),
 from __future__ import annotations
 
 import asyncio
+import functools
+import os
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from logging import Logger
+from pathlib import Path
 from typing import Any
 
 from .core.deadline import Cause, Warning_
@@ -20,11 +23,12 @@ from .core.lifecycle import Culled, Saved
 from .core.model import Attribution, Instant, Kernel, Link, ProcessKey, Sample, TelemetryState, Unknown, Usage
 from .core.policy import Policy
 from .core.reasons import Reason, because
-from .history import HistoryError
+from .history import History, HistoryError
 from .kernels import KernelWatch
 from .notebooks import SaveOutcome, Saver, SaveRequest
 from .presence import People
 from .processes import TreeRecord, record_tree
+from .procfs import ProcFiles
 from .record import Recorder, iso
 
 #: How long a busy kernel may take to answer an interrupt; a hard kill amid a CUDA kernel can leave a GPU stuck.
@@ -34,6 +38,7 @@ SHUTDOWN_SECONDS = 60.0
 #: How long processes may take to go by themselves, after SIGTERM and after SIGKILL, and the driver to drop them.
 GONE_SECONDS, TERM_SECONDS, KILL_SECONDS, RELEASE_SECONDS = 5.0, 5.0, 5.0, 10.0
 POLL_SECONDS = 0.1
+PROC = Path("/proc")
 
 Look = Callable[[], Awaitable[tuple[Sample, Attribution]]]
 
@@ -85,6 +90,7 @@ class Reclaimer:
         log: Logger,
         clock: Callable[[], Instant],
     ) -> None:
+        self._server = own_identity()
         self._watch = watch
         self._saver = saver
         self._people = people
@@ -101,25 +107,29 @@ class Reclaimer:
     async def save(self, case: Case) -> Saved:
         """Ask every front end that has a document of this kernel open, and verify what they answer."""
         kernel_id = case.kernel.kernel_id
+        self._outcomes.pop(kernel_id, None)
         try:
             await self._journal(case, "saving")
         except HistoryError:
             return Saved("failed", self._recorder.hold)
-        documents = self._people.for_kernels(self._clock()).get(kernel_id)
-        open_documents = () if documents is None else documents.open_documents
-        request = self._saver.open_request(kernel_id, open_documents, case.policy.save_timeout)
+        present = self._people.for_kernels(self._clock()).get(kernel_id)
+        documents = () if present is None else present.open_documents
+        request = await self._saver.open_request(kernel_id, documents, case.policy.save_timeout)
         if request.clients:
             self.on_request(request)
         outcome = await self._saver.wait(request.nonce)
         self._outcomes[kernel_id] = outcome
-        return Saved(outcome.kind, self._why(outcome, case.reason))
+        kind = "recovered" if outcome.kind == "failed" and outcome.all_copied else outcome.kind
+        return Saved(kind, outcome.reason or case.reason)
 
-    def _why(self, outcome: SaveOutcome, otherwise: Reason) -> Reason:
-        for document in outcome.documents:
-            if document.outcome == "failed":
-                return because("save_failed", path=document.path, error=document.error or "no reason was given")
-        silent = {d.client_id for d in outcome.documents if d.outcome == "silent"}
-        return because("save_unanswered", count=len(silent)) if silent else otherwise
+    def recovery_of(self, kernel_id: str) -> list[dict[str, Any]]:
+        """The recovery copies of the last save of this kernel: `{path, recovery_path, recovery_id}`."""
+        outcome = self._outcomes.get(kernel_id)
+        return [
+            {"path": d.path, "recovery_path": d.recovery_path, "recovery_id": d.recovery_id}
+            for d in (() if outcome is None else outcome.documents)
+            if d.copied
+        ]
 
     async def forget(self, kernel_id: str, outcome: str) -> None:
         """Close what stands open for a kernel that lives on (`cancelled`) or that ended otherwise (`gone`)."""
@@ -198,7 +208,9 @@ class Reclaimer:
         waited = 0.0
         while True:
             alive = tree.alive()
-            waiting_for = [k for k in alive if (links.get(k) is not Link.DETACHED if only is None else k in only)]
+            waiting_for = [
+                k for k in alive if (links.get(k) is not Link.DETACHED if only is None else k in only)
+            ]
             if not waiting_for or waited >= patience:
                 return alive
             await asyncio.sleep(POLL_SECONDS)
@@ -227,13 +239,16 @@ class Reclaimer:
     # --- what is left to read ---
 
     async def _journal(self, case: Case, step: str) -> None:
+        """Write down how far this has come, before it is done."""
         kernel_id = case.kernel.kernel_id
-        row = self._with_outcome(case)
-        earlier = self._entries.get(kernel_id)
-        entry = await self._recorder.ask(lambda history: history.open_journal(kernel_id, step, row))
-        self._entries[kernel_id] = entry
-        if earlier is not None:
-            await self._recorder.ask(lambda history: history.close_journal(earlier, "next_step"))
+        row = {**self._with_outcome(case), "server": self._server}
+        entry = self._entries.get(kernel_id)
+        if entry is None:
+            self._entries[kernel_id] = await self._recorder.ask(
+                lambda h: h.open_journal(kernel_id, step, row)
+            )
+        else:
+            await self._recorder.ask(lambda h: h.step_journal(entry, step, row))
 
     def _with_outcome(self, case: Case) -> dict[str, Any]:
         row = case.to_row()
@@ -250,24 +265,33 @@ class Reclaimer:
         row.update(ended_at=iso(self._clock().at), survivors=survivors, memory_released_bytes=released)
         if usage.shares:
             row["lost"].append("gpu_memory")
+        entry = self._entries.pop(case.kernel.kernel_id, None)
+        self._outcomes.pop(case.kernel.kernel_id, None)
         try:
-            await self._recorder.ask(lambda history: history.add_tombstone(row))
+            if entry is None:
+                await self._recorder.ask(lambda history: history.add_tombstone(row))
+            else:
+                await self._recorder.ask(lambda history: history.close_journal(entry, "culled", row))
         except HistoryError:
-            self._log.error("gpu_guard: no record of the end of kernel %s could be written", case.kernel.kernel_id)
-        await self.forget(case.kernel.kernel_id, "culled")
+            self._log.error(
+                "gpu_guard: the end of kernel %s could not be written down", case.kernel.kernel_id
+            )
 
     async def close_open_entries(self) -> int:
         """After a start: what a killed server left open is closed with an outcome and a tombstone. Returns how many."""
         entries = await self._recorder.ask(lambda history: history.open_entries())
+        closed = 0
         for entry in entries:
             row = dict(entry["data"])
-            row["reason"] = because("server_restarted").to_wire()
-            row.setdefault("ended_at", iso(self._clock().at))
-            await self._recorder.ask(lambda history, row=row: history.add_tombstone(row))  # type: ignore[misc]
-            await self._recorder.ask(
-                lambda history, entry=entry: history.close_journal(entry["id"], "server_restarted")  # type: ignore[misc]
+            if is_alive(row.pop("server", None)):
+                continue  # another server of this user and folder is at it
+            row.update(reason=because("server_restarted").to_wire(), ended_at=entry["at"], step=entry["step"])
+            close = functools.partial(
+                History.close_journal, entry=entry["id"], outcome="server_restarted", tombstone=row
             )
-        return len(entries)
+            await self._recorder.ask(close)
+            closed += 1
+        return closed
 
 
 def _held_by(sample: Sample, pids: Collection[int]) -> int | None:
@@ -285,3 +309,24 @@ def _held_by(sample: Sample, pids: Collection[int]) -> int | None:
                 return None
             total += process.memory_bytes
     return total
+
+
+def own_identity() -> dict[str, Any]:
+    """This process for good: a server that comes later can tell whether the one that wrote a journal still runs."""
+    stat = ProcFiles(PROC, ()).stat(os.getpid())
+    return {"boot": _boot(), "pid": os.getpid(), "start_ticks": None if stat is None else stat.start_ticks}
+
+
+def is_alive(identity: dict[str, Any] | None) -> bool:
+    """Whether the server of that identity runs, and isn't this one."""
+    if identity is None or identity["boot"] != _boot() or identity["pid"] == os.getpid():
+        return False
+    stat = ProcFiles(PROC, ()).stat(identity["pid"])
+    return stat is not None and stat.start_ticks == identity["start_ticks"] and stat.state not in "ZX"
+
+
+def _boot() -> str:
+    try:
+        return (PROC / "sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""

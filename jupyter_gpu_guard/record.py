@@ -9,6 +9,7 @@ Not here: how the history stores it (history), how the sinks show it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -121,7 +122,7 @@ class Recorder:
             batch = list(self._pending)
             rows = [happening.to_row() for happening in batch]
             try:
-                await self.ask(lambda history, rows=rows: [history.record(row) for row in rows])  # type: ignore[misc]
+                await self.ask(lambda history, rows=rows: history.record(*rows))  # type: ignore[misc]
             except HistoryError:
                 return
             for _ in batch:
@@ -130,8 +131,6 @@ class Recorder:
     async def close(self) -> None:
         """Write what is pending, once, and let go of the file."""
         await self.flush()
-        try:
+        with contextlib.suppress(HistoryError):
             await self.ask(lambda history: history.close())
-        except HistoryError:
-            pass
         self._worker.stop()

@@ -4,8 +4,8 @@ Covers where a copy may go, writing one, proving that it can be read back, and t
 It never touches the document that a copy was made of, and it removes no copy that was kept.
 
 The places of `recovery_dir` are tried in order. A relative one is a folder beside the document, made through the
-contents manager, so that a browser can write there itself; an absolute one, or one that begins with `<data dir>`, is a
-folder of this server only. Folders are 0700 and hold a `.gitignore` of `*`, files are 0600.
+contents manager, so that a browser can write there itself; an absolute one is a folder of this server only. Folders
+are 0700 and hold a `.gitignore` of `*`, files are 0600.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from .core.model import Instant
 
 T = TypeVar("T")
 
-DATA_DIR = "<data dir>"
 NOTEBOOK = ".ipynb"
 MAX_STEM = 100  # bytes of the document's name that a copy's name keeps: file systems end at 255
 ID = re.compile(r"[0-9a-f]{32}")
@@ -73,22 +72,20 @@ class _Origin:
 
 
 class RecoveryStore:
-    """The recovery copies of one server. `data_dir` is Jupyter's data folder; ids outlive the server there.
-
-    Raises ValueError for an entry of `recovery_dir` that is hidden or leaves the folder of the document.
-    """
+    """The recovery copies of one server. `data` is our own folder in Jupyter's data folder: ids outlive the server
+    there, and servers of one user share them."""
 
     def __init__(
         self,
         contents: Contents,
         recovery_dir: Sequence[str],
-        data_dir: Path,
+        data: Path,
         clock: Callable[[], Instant],
         log: logging.Logger,
     ) -> None:
         self._contents = contents
-        self._places = [_place(entry, data_dir) for entry in recovery_dir]
-        self._index = data_dir / "gpu_guard" / "recovery-index"
+        self._places = [Path(entry) if os.path.isabs(entry) else entry.rstrip("/") for entry in recovery_dir]
+        self._index = data / "recovery-index"
         self._clock = clock
         self._log = log
 
@@ -111,18 +108,16 @@ class RecoveryStore:
     async def verify(self, recovery_path: str, expected_hash: str | None = None) -> bool:
         """Whether the copy at that contents path can be read back whole.
 
-        A notebook must be valid nbformat and, where a hash is given, have it. Of another document only the bytes can
-        tell, so there the hash is needed.
+        A notebook must be valid nbformat and, where a hash is given, have it. Another document must have the hash, or
+        at least not be empty.
         """
         try:
             data = await self._contents.read(recovery_path)
-            if data is None or (expected_hash is None and not recovery_path.endswith(NOTEBOOK)):
+            on_disk = await self._contents.hash_of(recovery_path)
+            if data is None or on_disk is None or expected_hash not in (None, on_disk.value):
                 return False
-            if expected_hash is not None:
-                on_disk = await self._contents.hash_of(recovery_path)
-                if on_disk is None or on_disk.value != expected_hash:
-                    return False
-            return await self._contents.run(functools.partial(_readable, recovery_path, data))
+            proven = expected_hash is not None and not recovery_path.endswith(NOTEBOOK)
+            return proven or await self._contents.run(functools.partial(_readable, recovery_path, data))
         except ContentsError as exc:
             self._log.warning("The recovery copy %s cannot be read back: %s", recovery_path, exc)
             return False
@@ -183,7 +178,8 @@ class RecoveryStore:
             copy = await self._blocking(functools.partial(self._look_up, copy_id))
             data, name = await self.open(copy_id)
             whole = await self._blocking(functools.partial(_readable, name, data))
-            return whole and (copy.document, copy.kernel_id, copy.client_id) == (document, kernel_id, client_id)
+            asked = (document, kernel_id, client_id)
+            return whole and (copy.document, copy.kernel_id, copy.client_id) == asked
         except RecoveryError as exc:
             self._log.warning("The recovery copy of %s cannot be read back: %s", document, exc)
             return False
@@ -234,7 +230,8 @@ class RecoveryStore:
         stem, extension = posixpath.splitext(posixpath.basename(document))
         stem = stem.lstrip(".").encode(errors="replace")[:MAX_STEM].decode(errors="ignore") or "untitled"
         stamp = self._clock().at.strftime("%Y%m%dT%H%M%SZ")
-        short = hashlib.sha256("\0".join((document, client_id, nonce)).encode(errors="replace")).hexdigest()[:8]
+        key = "\0".join((document, client_id, nonce)).encode(errors="replace")
+        short = hashlib.sha256(key).hexdigest()[:8]
         return f"{stem}-{stamp}-{short}{extension[:MAX_STEM]}"
 
     # --- the index: one file for each copy, since the servers of one user share the data folder and need no lock then
@@ -242,7 +239,12 @@ class RecoveryStore:
     def _enter(self, name: str, origin: _Origin, contents_path: str | None, file: str | None) -> RecoveryCopy:
         made = self._clock().at.strftime("%Y-%m-%dT%H:%M:%SZ")
         copy = RecoveryCopy(
-            id=secrets.token_hex(16), name=name, made=made, contents_path=contents_path, file=file, **asdict(origin)
+            id=secrets.token_hex(16),
+            name=name,
+            made=made,
+            contents_path=contents_path,
+            file=file,
+            **asdict(origin),
         )
         self._index.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_whole(self._index / f"{copy.id}.json", json.dumps(asdict(copy)).encode())
@@ -264,21 +266,6 @@ class RecoveryStore:
             raise RecoveryError(str(exc)) from exc
         except OSError as exc:
             raise RecoveryError(f"{exc.filename or 'recovery copy'}: {exc.strerror or exc}") from exc
-
-
-def _place(entry: str, data_dir: Path) -> str | Path:
-    """An entry of `recovery_dir`: a relative contents path, or an absolute folder."""
-    if entry == DATA_DIR or entry.startswith(DATA_DIR + "/"):
-        return data_dir / entry[len(DATA_DIR) + 1 :]
-    expanded = Path(entry).expanduser()
-    if expanded.is_absolute():
-        return expanded
-    parts = entry.strip("/").split("/")
-    if any(part.startswith(".") or not part for part in parts):
-        raise ValueError(
-            f"recovery_dir: {entry!r} is empty, hidden or leaves its folder; right: a name such as 'gpu_guard_recovery'"
-        )
-    return "/".join(parts)
 
 
 # --- blocking file work -------------------------------------------------------------------------------------------

@@ -16,12 +16,15 @@ from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from tornado import web
 
+from .commands import Commands
 from .core.reasons import Reason, because
 from .extensions import Refused
-from .guard import Guard, Watched
+from .guard import Watched
 from .history import HistoryError
 from .notebooks import BadAnswer, OldNonce, UnknownClient
+from .presence import BadReport
 from .record import iso
+from .recovery import RecoveryError
 from .wire import kernel_to_wire, policy_to_wire, status
 
 AUTH_RESOURCE = "gpu_guard"
@@ -53,14 +56,15 @@ def user_of(handler: JupyterHandler) -> str:
     return str(getattr(user, "display_name", None) or getattr(user, "username", None) or user)
 
 
-class GuardHandler(APIHandler):  # type: ignore[misc]
+class GuardHandler(APIHandler):
     """What all routes share: the guard, no activity, errors as `{message, reason}`."""
 
     auth_resource = AUTH_RESOURCE
     _track_activity = False
 
-    def initialize(self, guard: Guard) -> None:
-        self.guard = guard
+    def initialize(self, commands: Commands) -> None:
+        self.commands = commands
+        self.guard = commands.guard
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         error = (kwargs.get("exc_info") or (None, None, None))[1]
@@ -128,21 +132,23 @@ class StatusHandler(GuardHandler):
     """`status`: everything at once."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self) -> None:
         self.guard.observer.looked()
-        self.finish(json.dumps(status(self.guard, user_of(self))))
+        self.finish(json.dumps(status(self.commands, user_of(self))))
 
 
 class KernelHandler(GuardHandler):
     """`kernels/<kernel_id>`: one kernel and its last transitions."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self, kernel_id: str) -> None:
         self.guard.observer.looked()
-        kernel = kernel_to_wire(self.guard, self.watched(kernel_id))
-        rows = await self.guard.recorder.ask(lambda history: history.transitions(kernel_id=kernel_id, limit=50))
+        kernel = kernel_to_wire(self.commands, self.watched(kernel_id))
+        rows = await self.guard.recorder.ask(
+            lambda history: history.transitions(kernel_id=kernel_id, limit=50)
+        )
         self.finish(json.dumps({**kernel, "transitions": rows}))
 
 
@@ -150,7 +156,7 @@ class KeepAliveHandler(GuardHandler):
     """`kernels/<kernel_id>/keep-alive`: extend, or take back."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def post(self, kernel_id: str) -> None:
         watched, body = self.watched(kernel_id), self.body()
         self.only(body, "seconds", "reason")
@@ -163,14 +169,14 @@ class KeepAliveHandler(GuardHandler):
             raise bad("reason", f"expected a text of at most {MAX_NOTE} characters")
         # A span that no calendar holds is over any limit; say so instead of failing on it.
         span = timedelta(seconds=min(float(seconds), 1e9))
-        until, left = await self.guard.keep(watched, span, user_of(self), note)
+        until, left = await self.commands.keep(watched, span, user_of(self), note)
         self.set_status(201)
         self.finish(json.dumps({"until": iso(until), "remaining_total_seconds": left.total_seconds()}))
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def delete(self, kernel_id: str) -> None:
-        self.guard.end_keep(self.watched(kernel_id))
+        self.commands.end_keep(self.watched(kernel_id))
         self.set_status(204)
         self.finish()
 
@@ -179,30 +185,30 @@ class CullHandler(GuardHandler):
     """`kernels/<kernel_id>/cull`: a person's own request, by the same road as the policy's."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def post(self, kernel_id: str) -> None:
         watched, body = self.watched(kernel_id), self.body()
         self.only(body, "save")
         save = body.get("save", True)
         if not isinstance(save, bool):
             raise bad("save", "expected true or false")
-        self.guard.ask(watched, user_of(self), save)
+        self.commands.ask(watched, user_of(self), save)
         self.set_status(202)
-        self.finish(json.dumps(kernel_to_wire(self.guard, watched)))
+        self.finish(json.dumps(kernel_to_wire(self.commands, watched)))
 
 
 class SavedHandler(GuardHandler):
     """`kernels/<kernel_id>/saved`: a front end answers a save request."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def post(self, kernel_id: str) -> None:
         self.watched(kernel_id)
         body = self.body()
         self.only(body, "nonce", "client_id", "documents")
         client_id = self.client(body.get("client_id"))
         try:
-            self.guard.saved(kernel_id, body.get("nonce"), client_id, body.get("documents"))
+            self.commands.saved(kernel_id, body.get("nonce"), client_id, body.get("documents"))
         except OldNonce:
             raise Mistake(409, because("old_nonce")) from None
         except UnknownClient:
@@ -213,27 +219,51 @@ class SavedHandler(GuardHandler):
         self.finish()
 
 
+class CopyHandler(GuardHandler):
+    """`kernels/<kernel_id>/copies`: a front end hands over a copy for which there is no place beside the document."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, kernel_id: str) -> None:
+        self.watched(kernel_id)
+        client_id = self.client(self.get_query_argument("client_id", ""))
+        path = self.get_query_argument("path", "")
+        if not path:
+            raise bad("path", "expected the path of the document")
+        try:
+            copy_id = await self.commands.hand_over(
+                kernel_id, self.get_query_argument("nonce", ""), client_id, path, self.request.body
+            )
+        except OldNonce:
+            raise Mistake(409, because("old_nonce")) from None
+        except UnknownClient:
+            raise Mistake(404, because("unknown_client", client_id=client_id)) from None
+        except RecoveryError as error:
+            raise Mistake(507, because("save_failed", path=path, error=str(error))) from None
+        self.set_status(201)
+        self.finish(json.dumps({"recovery_id": copy_id}))
+
+
 class ClientHandler(GuardHandler):
     """`clients/<client_id>`: what a front end has open, and whether somebody is there."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def post(self, client_id: str) -> None:
         self.client(client_id)
         body = self.body()
         self.only(body, "documents", "focused_kernel_id", "input_age_seconds")
         try:
-            self.guard.report(client_id, body)
-        except ValueError as error:
-            key, _, what = str(error).partition(": ")
-            raise bad(key, what or str(error)) from None
+            self.commands.report(client_id, body)
+        except BadReport as error:
+            raise bad(error.key, error.error) from None
         self.set_status(204)
         self.finish()
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def delete(self, client_id: str) -> None:
-        self.guard.people.gone(self.client(client_id))
+        self.commands.gone(self.client(client_id))
         self.set_status(204)
         self.finish()
 
@@ -242,10 +272,11 @@ class PoliciesHandler(GuardHandler):
     """`policies`: the effective policy of every kernel, with the source of each value."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self) -> None:
         kernels = {
-            kernel_id: policy_to_wire(watched.policy) for kernel_id, watched in self.guard.state.watched.items()
+            kernel_id: policy_to_wire(watched.policy)
+            for kernel_id, watched in self.guard.state.watched.items()
         }
         self.finish(json.dumps({"kernels": kernels}))
 
@@ -254,7 +285,7 @@ class HistoryHandler(GuardHandler):
     """`history?since=&kernel_id=&limit=`: transitions, newest first."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self) -> None:
         since, kernel_id = self.moment("since"), self.get_query_argument("kernel_id", None)
         text = self.get_query_argument("limit", "100")
@@ -270,7 +301,7 @@ class TombstoneHandler(GuardHandler):
     """`tombstones/<kernel_id>`: what is left to read of one kernel."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self, kernel_id: str) -> None:
         rows = await self.guard.recorder.ask(lambda history: history.tombstones(kernel_id=kernel_id))
         if not rows:
@@ -282,7 +313,7 @@ class TombstonesHandler(GuardHandler):
     """`tombstones?path=&since=`: the same by notebook, newest first."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self) -> None:
         path, since = self.get_query_argument("path", None), self.moment("since")
         rows = await self.guard.recorder.ask(lambda history: history.tombstones(path=path, since=since))
@@ -293,18 +324,21 @@ class RecoveryHandler(GuardHandler):
     """`recovery/<id>`: a recovery notebook, wherever it lies."""
 
     @web.authenticated
-    @authorized  # type: ignore[untyped-decorator]
+    @authorized
     async def get(self, recovery_id: str) -> None:
-        found = await self.guard.recovery_file(recovery_id)
+        try:
+            found = await self.commands.recovery_file(recovery_id)
+        except RecoveryError as error:
+            raise Mistake(503, because("bad_request", key="id", error=str(error))) from None
         if found is None:
             raise Mistake(404, because("bad_request", key="id", error="there is no such recovery file"))
-        name, content = found
+        content, name = found
         quoted = name.encode("ascii", "replace").decode().replace('"', "").replace("\\", "")
         self.set_header("Content-Disposition", f'attachment; filename="{quoted}"')
         self.finish(content, set_content_type="application/x-ipynb+json")
 
 
-def handlers(guard: Guard) -> list[tuple[str, type[GuardHandler], Json]]:
+def handlers(commands: Commands) -> list[tuple[str, type[GuardHandler], Json]]:
     """Every route of the REST interface, relative to the server's base URL."""
     kernel = r"(?P<kernel_id>[\w-]+)"
     base = r"gpu-guard/api/v1"
@@ -314,6 +348,7 @@ def handlers(guard: Guard) -> list[tuple[str, type[GuardHandler], Json]]:
         (rf"{base}/kernels/{kernel}/keep-alive", KeepAliveHandler),
         (rf"{base}/kernels/{kernel}/cull", CullHandler),
         (rf"{base}/kernels/{kernel}/saved", SavedHandler),
+        (rf"{base}/kernels/{kernel}/copies", CopyHandler),
         (rf"{base}/clients/(?P<client_id>[^/]+)", ClientHandler),
         (rf"{base}/policies", PoliciesHandler),
         (rf"{base}/history", HistoryHandler),
@@ -321,4 +356,4 @@ def handlers(guard: Guard) -> list[tuple[str, type[GuardHandler], Json]]:
         (rf"{base}/tombstones/{kernel}", TombstoneHandler),
         (rf"{base}/recovery/(?P<recovery_id>[\w-]+)", RecoveryHandler),
     ]
-    return [(pattern, handler, {"guard": guard}) for pattern, handler in routes]
+    return [(pattern, handler, {"commands": commands}) for pattern, handler in routes]

@@ -136,7 +136,8 @@ def _holder_of(path: str, since: float) -> _Holder | None:
         for _ in range(_REPLACED_AT_MOST):
             with _opened(path) as descriptor:
                 status = os.fstat(descriptor)
-                if not stat.S_ISREG(status.st_mode) or status.st_uid != os.getuid():
+                plain = stat.S_ISREG(status.st_mode) and status.st_size <= _LONGEST_FILE
+                if not plain or status.st_uid != os.getuid():
                     return None
                 pid = _locked_by(descriptor)
                 if pid is not None:

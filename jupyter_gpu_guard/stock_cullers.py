@@ -12,7 +12,6 @@ from datetime import datetime, timedelta
 
 from .core.lifecycle import Phase
 from .core.model import Instant, VerdictKind
-from .core.policy import Mode
 from .guard import Guard, Watched
 
 #: The name under which the server's activity is set.
@@ -38,9 +37,10 @@ class StockCullers:
                 self._guard.watch.shield(watched.kernel.kernel_id, now.at)
             working = working or _works(watched)
         others = self._guard.state.attribution.others
-        if self._guard.settings.shields(Mode.ENFORCE if self._guard.enforces() else Mode.OBSERVE):
+        if self._guard.settings.shields(self._guard.mode):
             working = working or any(
-                o.owner in ("terminal", "orphan") and isinstance(o.sm_ratio, float) and o.sm_ratio > 0 for o in others
+                o.owner in ("terminal", "orphan") and isinstance(o.sm_ratio, float) and o.sm_ratio > 0
+                for o in others
             )
         if working:
             self._times[ACTIVITY] = now.at

@@ -17,8 +17,9 @@ from jupyter_server.base.handlers import JupyterHandler
 from jupyter_server.base.websocket import WebSocketMixin
 from tornado import web, websocket
 
+from .commands import Commands
 from .core.deadline import Warning_
-from .guard import Guard, Watched
+from .guard import Watched
 from .notebooks import SaveRequest
 from .record import Happening, iso
 from .routes import AUTH_RESOURCE, CLIENT_ID, user_of
@@ -35,8 +36,9 @@ Message = dict[str, Any]
 class Stream:
     """All open sockets, and what is waiting to be sent to them."""
 
-    def __init__(self, guard: Guard) -> None:
-        self._guard = guard
+    def __init__(self, commands: Commands) -> None:
+        self._commands = commands
+        self._guard = commands.guard
         self._sockets: set[StreamHandler] = set()
         self._changed: set[str] = set()
         self._known: set[str] = set()
@@ -50,7 +52,7 @@ class Stream:
         """A tab has come: it gets the whole status first."""
         self._sockets.add(socket)
         self._known |= set(self._guard.state.watched)
-        socket.send({"type": "status", "status": status(self._guard, socket.user)})
+        socket.send({"type": "status", "status": status(self._commands, socket.user)})
         if self._beating is None:
             self._beat_later()
 
@@ -79,7 +81,7 @@ class Stream:
 
     def warned(self, watched: Watched, warning: Warning_) -> None:
         """Offer a warning to every tab at once."""
-        kernel = kernel_to_wire(self._guard, watched)
+        kernel = kernel_to_wire(self._commands, watched)
         self._send(
             {
                 "type": "warning",
@@ -90,8 +92,10 @@ class Stream:
         )
 
     def asked(self, request: SaveRequest) -> None:
-        """Ask every tab to save; each answers for what it has."""
-        self._send({"type": "save_request", **request.to_wire()})
+        """Ask the tabs that hold a document of the kernel to save it; each gets its own place for a copy."""
+        for socket in list(self._sockets):
+            if socket.client_id in request.clients:
+                socket.send({"type": "save_request", **request.to_wire(socket.client_id)})
 
     def happened(self, happening: Happening) -> None:
         """Tell of a shutdown."""
@@ -121,7 +125,7 @@ class Stream:
         self._send(
             {
                 "type": "change",
-                "kernels": [kernel_to_wire(self._guard, watched) for watched in kernels],
+                "kernels": [kernel_to_wire(self._commands, watched) for watched in kernels],
                 "removed": removed,
                 "gpus": [gpu_to_wire(gpu) for gpu in state.sample.gpus],
                 "telemetry": telemetry(state.sample),
@@ -146,11 +150,12 @@ class Stream:
             socket.send_text(text)
 
 
-class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):  # type: ignore[misc]
+class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):
     """`stream?client_id=…`: authenticated and authorised like REST."""
 
     auth_resource = AUTH_RESOURCE
     user = ""
+    client_id = ""
 
     def initialize(self, stream: Stream) -> None:
         self._stream = stream
@@ -160,14 +165,15 @@ class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):
         """Off: the pong that a ping provokes counts as activity at a proxy."""
         return 0
 
-    @ws_authenticated  # type: ignore[untyped-decorator]
+    @ws_authenticated
     async def get(self, *args: Any, **kwargs: Any) -> None:
         allowed = await ensure_async(
             self.authorizer.is_authorized(self, self.current_user, "read", AUTH_RESOURCE)
         )
         if not allowed:
             raise web.HTTPError(403)
-        if not CLIENT_ID.fullmatch(self.get_query_argument("client_id", "")):
+        self.client_id = self.get_query_argument("client_id", "")
+        if not CLIENT_ID.fullmatch(self.client_id):
             raise web.HTTPError(400, "client_id: expected 1 to 64 letters, digits, - or _")
         self.user = user_of(self)
         opened = super().get(*args, **kwargs)

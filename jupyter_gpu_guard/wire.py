@@ -11,20 +11,20 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from ._version import __version__
-from .core.deadline import Cause, Deadline, Warning_
-from .core.lifecycle import Phase
+from .commands import Commands
+from .core.deadline import Warning_
 from .core.model import (
     Gpu,
     GpuProcess,
     GpuShare,
     Sample,
-    TelemetryState,
     Terminal,
     UnattributedProcess,
     Unknown,
     VerdictKind,
 )
 from .core.policy import Mode, Policy
+from .core.policy_fields import show_field
 from .core.reasons import Reason, because
 from .guard import Guard, Watched
 from .record import evidence_to_wire, iso
@@ -32,13 +32,14 @@ from .record import evidence_to_wire, iso
 Json = dict[str, Any]
 
 
-def status(guard: Guard, user: str) -> Json:
+def status(commands: Commands, user: str) -> Json:
     """`GET status`."""
+    guard = commands.guard
     sample = guard.state.sample
     policies = [w.policy for w in guard.state.watched.values()]
     return {
         "version": __version__,
-        "mode": guard.settings.mode.value,
+        "mode": guard.mode.value,
         "gpu_source": sample.source,
         "simulated": sample.source == "simulated",
         "server_time": iso(guard.clock().at),
@@ -48,13 +49,15 @@ def status(guard: Guard, user: str) -> Json:
         "hold": None if guard.state.hold is None else guard.state.hold.to_wire(),
         "limits": {
             "keep_alive_max_seconds": max((p.keep_alive_max.total_seconds() for p in policies), default=None),
-            "keep_alive_total_seconds": max((p.keep_alive_total.total_seconds() for p in policies), default=None),
+            "keep_alive_total_seconds": max(
+                (p.keep_alive_total.total_seconds() for p in policies), default=None
+            ),
         },
         "gpus": [gpu_to_wire(gpu) for gpu in sample.gpus],
-        "kernels": [kernel_to_wire(guard, watched) for watched in guard.state.watched.values()],
+        "kernels": [kernel_to_wire(commands, watched) for watched in guard.state.watched.values()],
         "terminals": [terminal_to_wire(terminal, guard) for terminal in guard.state.terminals],
         "unattributed": [other_to_wire(other) for other in guard.state.attribution.others],
-        "save_requests": guard.open_requests(),
+        "save_requests": commands.open_requests(),
     }
 
 
@@ -138,8 +141,9 @@ def terminal_to_wire(terminal: Terminal, guard: Guard) -> Json:
     }
 
 
-def kernel_to_wire(guard: Guard, watched: Watched) -> Json:
+def kernel_to_wire(commands: Commands, watched: Watched) -> Json:
     """One of `kernels[]`."""
+    guard = commands.guard
     kernel, life, verdict, policy = watched.kernel, watched.life, watched.verdict, watched.policy
     kind = VerdictKind.UNKNOWN if verdict is None else verdict.kind
     reason = because("no_samples") if verdict is None else verdict.reason
@@ -162,18 +166,26 @@ def kernel_to_wire(guard: Guard, watched: Watched) -> Json:
         "idle_since": None if idle is None or idle.idle_since is None else iso(idle.idle_since),
         "idle_seconds": 0.0 if idle is None else idle.idle_for.total_seconds(),
         **deadline_to_wire(guard, watched),
-        "warnings": [warning_to_wire(w) for w in life.warnings if w.given is not None],
+        "warnings": warnings_given(watched),
         "keep_alive_until": kept_until(watched, guard.clock().at),
-        "keep_alive_remaining_seconds": guard.remaining(watched).total_seconds(),
+        "keep_alive_remaining_seconds": commands.keep_alive_left(watched).total_seconds(),
         "policy": policy_summary(policy),
         "gpus": [share_to_wire(share) for share in watched.usage.shares],
         "holds_gpu": holds(watched),
         "documents": [
-            {"path": d.path, "dirty": d.dirty, "client_id": d.client_id} for d in watched.presence.open_documents
+            {"path": d.path, "dirty": d.dirty, "client_id": d.client_id}
+            for d in watched.presence.open_documents
         ],
         "has_checkpoint": False,
-        "recovery": guard.recovery_of(kernel.kernel_id),
+        "recovery": commands.recovery_of(kernel.kernel_id),
     }
+
+
+def warnings_given(watched: Watched) -> list[Json]:
+    """The warnings that people were given; in `observe` nobody is."""
+    if watched.policy.mode is Mode.OBSERVE:
+        return []
+    return [warning_to_wire(w) for w in watched.life.warnings if w.given is not None]
 
 
 def holds(watched: Watched) -> bool | None:
@@ -191,7 +203,7 @@ def kept_until(watched: Watched, now: datetime) -> str | None:
 def deadline_to_wire(guard: Guard, watched: Watched) -> Json:
     """`deadline`, its source and reason, and `would_act`: when it would be shut down if the mode were `enforce`."""
     own, mode = watched.due, watched.policy.mode
-    stock = guard.stock_deadline(watched)
+    stock = guard.watch.stock_deadline(watched.kernel.kernel_id)
     shown = own if mode is Mode.ENFORCE and own is not None else None
     if own is None:
         why = no_deadline_reason(watched)
@@ -236,6 +248,12 @@ def warning_to_wire(warning: Warning_) -> Json:
     }
 
 
+def policy_to_wire(policy: Policy) -> Json:
+    """`GET policies`: every value of one kernel's policy, and where it came from."""
+    values = {field: show_field(field, getattr(policy, field)) for field in policy.sources}
+    return {"name": policy.name, "values": values, "sources": dict(policy.sources), "reason": policy.reason}
+
+
 def share_to_wire(share: GpuShare) -> Json:
     """One of a kernel's `gpus[]`."""
     values, unreadable = split({"memory_bytes": share.memory_bytes, "sm_ratio": share.sm_ratio})
@@ -250,5 +268,3 @@ def policy_summary(policy: Policy) -> Json:
         "warn_before_seconds": [lead.total_seconds() for lead in policy.warn_before],
         "max_runtime_seconds": policy.max_runtime.total_seconds(),
     }
-
-

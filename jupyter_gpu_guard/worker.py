@@ -61,11 +61,13 @@ class Worker:
             raise Hung(self.hung_for)
         loop = asyncio.get_running_loop()
         future: asyncio.Future[T] = loop.create_future()
-        self._jobs.put(_Job(function, loop, future, time.monotonic() + deadline))
+        job = _Job(function, loop, future, time.monotonic() + deadline)
+        self._jobs.put(job)
         try:
             # Not wait_for: its TimeoutError could not be told from one that the function raised.
             await asyncio.wait({future}, timeout=deadline)
             if not future.done():
+                job.due = 0.0  # the loop's timer may be a little ahead of the deadline
                 raise Hung(max(self.hung_for, deadline))
             return future.result()
         finally:
@@ -96,17 +98,15 @@ class Worker:
             result, error = None, None
             try:
                 result = job.function()
-            except (
-                BaseException
-            ) as exc:  # with SystemExit, too, the thread must go on and the caller hear of it
-                error = exc
+            except BaseException as exc:
+                # Others than plain errors would stop the event loop, or could not be handed to it.
+                plain = isinstance(exc, Exception) and not isinstance(exc, StopIteration)
+                error = exc if plain else RuntimeError(f"the call was ended by {exc!r}")
             self._running = None
             try:
                 job.loop.call_soon_threadsafe(_settle, job.future, result, error)
-            except (
-                RuntimeError
-            ):  # the loop was closed while the call ran; other loops may still have calls here
-                continue
+            except RuntimeError:
+                continue  # its loop was closed while the call ran; others may have calls here
 
 
 def _settle(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:

@@ -1,6 +1,9 @@
 import { readFileSync } from 'node:fs';
 import { defineConfig } from 'vitest/config';
 
+// Times are shown in the zone of the page; the tests need one that is the same everywhere.
+process.env.TZ = 'Europe/Berlin';
+
 export default defineConfig({
   plugins: [
     {
@@ -8,7 +11,10 @@ export default defineConfig({
       enforce: 'pre',
       load(id: string) {
         return id.endsWith('.svg')
-          ? `export default ${JSON.stringify(readFileSync(id, 'utf8'))}`
+          ? `// Times are shown in the zone of the page; the tests need one that is the same everywhere.
+process.env.TZ = 'Europe/Berlin';
+
+export default ${JSON.stringify(readFileSync(id, 'utf8'))}`
           : null;
       }
     }

@@ -1,15 +1,15 @@
-"""Who owns each GPU process, and how sure we are.
+"""What each kernel has on each GPU, and how sure we are.
 
-Matches the driver's processes to local ones and sums them up for each kernel. A number that the driver names may come
-from another pid namespace, so a match by number is held against what the local process has open; what can't be told
-stays unknown and counts for every kernel that it may belong to. Whose a local process is stands in ownership.
+Sums up the rows of the driver's lists by whose they are. What can't be told apart counts for every kernel that it may
+belong to; what can't be read stays unknown. Which process a row is stands in matching, whose a process is in ownership.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
+from .matching import AttributionMemory, Placed, match, matched
 from .model import (
     Attribution,
     ByteReading,
@@ -20,18 +20,18 @@ from .model import (
     Kernel,
     Link,
     Observation,
-    Process,
-    ProcessKey,
     Reading,
     TelemetryState,
     UnattributedProcess,
     Unknown,
     Usage,
 )
-from .ownership import Family, Holding, Kind, Owner, Ownership, survey
+from .ownership import Holding, Kind, Ownership, survey
 from .reasons import Reason, because
 
 _SURENESS = (Link.KERNEL, Link.DESCENDANT, Link.DETACHED, Link.INFERRED)
+
+__all__ = ["AttributionMemory", "attribute"]
 
 #: Why there is nothing to read although nothing failed: these say that no kernel has a GPU.
 _NO_USE = frozenset({"no_gpu", "asleep", "no_samples"})
@@ -45,7 +45,7 @@ def attribute(obs: Observation, memory: AttributionMemory) -> tuple[Attribution,
     )
     if obs.sample.state is not TelemetryState.OK:
         return _without_sample(obs, memory, ownership), memory
-    return _Split(obs, memory, ownership).done()
+    return _with_sample(obs, memory, ownership)
 
 
 def _ownership(obs: Observation, memory: AttributionMemory) -> Ownership:
@@ -78,9 +78,9 @@ def _out_of_sight(kernel: Kernel) -> Reason | None:
     return because("kernel_pid_unknown") if kernel.pid is None else None
 
 
-def _holdings(obs: Observation, ownership: Ownership) -> dict[str, Holding]:
+def _holdings(obs: Observation, ownership: Ownership) -> list[tuple[Kernel, Holding]]:
     """What each kernel has, one that is younger than the last full scan by its own process alone."""
-    found = {}
+    found = []
     for kernel in obs.kernels:
         holding = ownership.holdings.get(kernel.kernel_id)
         process = None if kernel.pid is None or kernel.remote else obs.scan.processes.get(kernel.pid)
@@ -90,7 +90,7 @@ def _holdings(obs: Observation, ownership: Ownership) -> dict[str, Holding]:
         if holding is None or (own and own[0] not in holding.tree):
             openers = frozenset(key for key, _ in own if obs.scan.processes[key.pid].opens_gpu is not False)
             holding = Holding(tree=own, openers=openers)
-        found[kernel.kernel_id] = holding
+        found.append((kernel, holding))
     return found
 
 
@@ -98,8 +98,7 @@ def _without_sample(obs: Observation, memory: AttributionMemory, ownership: Owne
     """No reading: a kernel that may have a GPU may be using it."""
     reason = obs.sample.reason or because("no_samples")
     usages = {}
-    for kernel in obs.kernels:
-        holding = _holdings(obs, ownership)[kernel.kernel_id]
+    for kernel, holding in _holdings(obs, ownership):
         usage = _usage(kernel, holding, ownership.measured_at)
         if obs.sample.state is not TelemetryState.NONE:
             maybe = _may_hold(holding, memory)
@@ -114,92 +113,102 @@ def _without_sample(obs: Observation, memory: AttributionMemory, ownership: Owne
     return Attribution(usages)
 
 
-def _with_sample(obs: Observation, memory: AttributionMemory, ownership: Ownership) -> tuple[Attribution, AttributionMemory]:
+def _with_sample(
+    obs: Observation, memory: AttributionMemory, ownership: Ownership
+) -> tuple[Attribution, AttributionMemory]:
     placed, memory = match(obs, memory, ownership)
     split = _Split(obs, memory, placed)
     usages = {
         kernel.kernel_id: split.usage(kernel, holding, ownership.measured_at)
         for kernel, holding in _holdings(obs, ownership)
     }
-    others = tuple(
-        _other(uuid, p) for uuid, rows in placed.items() for p in rows if p.owner is None or p.owner.kind is not Kind.KERNEL
-    )
+    rows = [(uuid, p) for uuid, ps in placed.items() for p in ps]
+    others = tuple(_other(uuid, p) for uuid, p in rows if p.owner is None or p.owner.kind is not Kind.KERNEL)
     return Attribution(usages, others), memory
+
+
+@dataclass(frozen=True, slots=True)
+class _Doubt:
+    """Something on a GPU may be this kernel's: how much it uses, and whether the GPU's list could be read."""
+
+    why: Reason
+    ratio: Reading
+    listed: bool = True
+    holds: bool = True  # the kernel may hold memory there; a loose process is never its own
 
 
 class _Split:
     """One sample, split among the kernels."""
 
-    def __init__(self, obs: Observation, memory: AttributionMemory, placed: Mapping[str, Sequence[Placed]]) -> None:
+    def __init__(
+        self, obs: Observation, memory: AttributionMemory, placed: Mapping[str, Sequence[Placed]]
+    ) -> None:
         self._gpus = obs.sample.gpus
+        self._host_pids = obs.scan.host_pids
         self._memory = memory
         self._placed = placed
         self._matched = matched(placed)
 
-    def _kernel_usage(
-        self, kernel: Kernel, placed: Mapping[str, Sequence[Placed]], matched: frozenset[ProcessKey]
-    ) -> Usage:
-        holding = self._holdings[kernel.kernel_id]
-        usage = _usage(kernel, holding, self._ownership.measured_at)
+    def usage(self, kernel: Kernel, holding: Holding, measured: Instant | None) -> Usage:
+        """What the kernel has on all GPUs, and what may be its own."""
         hidden = _out_of_sight(kernel)
-        shares = []
-        maybe: list[tuple[str, float]] = []
-        unreadable = unclear = hidden
-        for gpu in self._obs.sample.gpus:
-            mine = [p.row for p in placed[gpu.uuid] if _is_of(p, kernel)]
+        shares: list[GpuShare] = []
+        maybe: list[tuple[str, Reading]] = []
+        doubts: list[_Doubt] = []
+        for gpu in self._gpus:
+            mine = [p for p in self._placed[gpu.uuid] if _is_of(p, kernel)]
             if mine:
-                shares.append(_share(gpu.uuid, [p for p in placed[gpu.uuid] if _is_of(p, kernel)]))
+                shares.append(_share(gpu.uuid, mine))
                 if isinstance(shares[-1].sm_ratio, Unknown):
-                    maybe += _as_pair(gpu.uuid, _strongest(gpu))
-            why, ratio = self._unclear(gpu, placed[gpu.uuid], holding, matched, bool(mine))
-            if hidden is None and why is not None:
-                unclear = unclear or why
-                maybe += _as_pair(gpu.uuid, ratio)
-                if isinstance(gpu.processes, Unknown) or isinstance(ratio, Unknown):
-                    unreadable = unreadable or why
-        holds: bool | Unknown = bool(shares)
-        if not shares and unclear is not None:
-            holds = Unknown(unclear)
+                    maybe.append((gpu.uuid, _at_least([p.row for p in mine], gpu)))
+            doubt = None if hidden else self._doubt(gpu, holding, bool(mine))
+            if doubt is not None:
+                doubts.append(doubt)
+                maybe.append((gpu.uuid, doubt.ratio))
+        unreadable = [d.why for d in doubts if not d.listed or isinstance(d.ratio, Unknown)]
+        may_hold = [d.why for d in doubts if d.holds]
+        why = hidden or next(iter(may_hold), None)
         return replace(
-            usage, shares=tuple(shares), holds_gpu=holds, maybe_using=tuple(maybe), gpu_unreadable=unreadable
+            _usage(kernel, holding, measured),
+            shares=tuple(shares),
+            holds_gpu=True if shares else Unknown(why) if why is not None else False,
+            maybe_using=tuple((uuid, ratio) for uuid, ratio in maybe if not isinstance(ratio, Unknown)),
+            gpu_unreadable=hidden or next(iter(unreadable), None),
         )
 
-    def _unclear(
-        self, gpu: Gpu, rows: Sequence[Placed], holding: Holding, matched: frozenset[ProcessKey], mine: bool
-    ) -> tuple[Reason | None, Reading]:
-        """Whether something on this GPU may be this kernel's, and how much it is in use. (None, 0) if not."""
+    def _doubt(self, gpu: Gpu, holding: Holding, mine: bool) -> _Doubt | None:
         if isinstance(gpu.processes, Unknown):
-            if mine or _may_hold(holding, self._memory):
-                return gpu.processes.reason, gpu.utilization_ratio
-            return None, 0.0
-        loose = [p for p in rows if p.owner is not None and p.owner.kind is Kind.LOOSE]
-        unmatched = [p for p in rows if p.owner is None]
+            possible = mine or _may_hold(holding, self._memory)
+            return _Doubt(gpu.processes.reason, gpu.utilization_ratio, listed=False) if possible else None
+        rows = self._placed[gpu.uuid]
+        why = because("unmatched_gpu_process", uuid=gpu.uuid)
+        unmatched = [p.row for p in rows if p.owner is None]
+        unlisted = self._may_be_unlisted(holding)
+        if unmatched and unlisted:
+            return _Doubt(why, _most(unmatched, gpu))
+        loose = [p.row for p in rows if p.owner is not None and p.owner.kind is Kind.LOOSE]
         if loose:
-            return because("unmatched_gpu_process", uuid=gpu.uuid), _most([p.row for p in loose + unmatched], gpu)
-        if not self._may_be_unlisted(holding, matched):
-            return None, 0.0
-        if unmatched:
-            return because("unmatched_gpu_process", uuid=gpu.uuid), _most([p.row for p in unmatched], gpu)
-        in_use = not isinstance(gpu.utilization_ratio, Unknown) and gpu.utilization_ratio > 0
-        if not rows and (in_use or gpu.stray_samples):
-            # A list leaves out processes of other namespaces (from driver 535.113 on): an empty one is no proof.
-            return because("pid_namespace"), _strongest(gpu)
-        return None, 0.0
+            return _Doubt(why, _most(loose, gpu), holds=False)
+        if rows or not unlisted:
+            return None
+        # A list leaves out processes of other namespaces (from driver 535.113 on), and some containers see none at
+        # all (nvidia-container-toolkit#1013): an empty one is no proof where somebody uses the GPU.
+        in_use = _strongest(gpu)
+        has_one_open = self._memory.sees_gpu_files and not self._host_pids
+        if has_one_open or (not isinstance(in_use, Unknown) and in_use > 0):
+            return _Doubt(because("pid_namespace"), in_use)
+        return None
 
-    def _may_be_unlisted(self, holding: Holding, matched: frozenset[ProcessKey]) -> bool:
+    def _may_be_unlisted(self, holding: Holding) -> bool:
         """Whether a process of this kernel may be on a GPU without being matched to a row."""
         if self._memory.sees_gpu_files and holding.tree:
-            return bool(holding.openers - matched)
-        return not any(key in matched for key, _ in holding.tree)
+            return bool(holding.openers - self._matched)
+        return not any(key in self._matched for key, _ in holding.tree)
 
 
 def _is_of(placed: Placed, kernel: Kernel) -> bool:
     owner = placed.owner
     return owner is not None and owner.kind is Kind.KERNEL and owner.name == kernel.kernel_id
-
-
-def _as_pair(uuid: str, ratio: Reading) -> list[tuple[str, float]]:
-    return [] if isinstance(ratio, Unknown) else [(uuid, ratio)]
 
 
 def _strongest(gpu: Gpu) -> Reading:
@@ -215,6 +224,13 @@ def _most(rows: Sequence[GpuProcess], gpu: Gpu) -> Reading:
     ratios = [ratio for row in rows for ratio in (row.sm_ratio, row.codec_ratio)]
     values = [ratio for ratio in ratios if not isinstance(ratio, Unknown)]
     return max(values) if len(values) == len(ratios) else _strongest(gpu)
+
+
+def _at_least(rows: Sequence[GpuProcess], gpu: Gpu) -> Reading:
+    """How much a GPU was used where not all of a kernel's rows tell: what one of them tells, or the GPU itself."""
+    values = [row.sm_ratio for row in rows if not isinstance(row.sm_ratio, Unknown)]
+    whole = _strongest(gpu)
+    return max([*values, *([] if isinstance(whole, Unknown) else [whole])], default=whole)
 
 
 def _share(uuid: str, mine: Sequence[Placed]) -> GpuShare:
@@ -256,7 +272,9 @@ def _other(uuid: str, placed: Placed) -> UnattributedProcess:
         uuid=uuid,
         memory_bytes=row.memory_bytes,
         sm_ratio=row.sm_ratio,
-        owner=kind.value if kind in (Kind.TERMINAL, Kind.SERVER, Kind.ORPHAN, Kind.FOREIGN) else "unattributed",
+        owner=kind.value
+        if kind in (Kind.TERMINAL, Kind.SERVER, Kind.ORPHAN, Kind.FOREIGN)
+        else "unattributed",
         terminal=owner.name if owner is not None and kind is Kind.TERMINAL else None,
         marker=owner.name if owner is not None and kind is Kind.ORPHAN else None,
         pid=None if kind is Kind.FOREIGN else row.pid,

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import Enum
 
-from .model import Instant, Unknown, Verdict, VerdictKind
+from .judgement import by_other_signals
+from .model import Instant, Verdict, VerdictKind
 from .policy import Policy, Scope, UnknownPolicy
 from .reasons import Reason, because
 
@@ -29,7 +30,7 @@ class Cause(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Warning_:  # noqa: N801  (Warning is a builtin)
+class Warning_:
     """A warning: `lead` ahead of the deadline (None: stuck, with no deadline). `given` is None for a lead that was due
     together with a shorter one and therefore left out."""
 
@@ -61,7 +62,7 @@ def idle_timeout(verdict: Verdict, policy: Policy) -> tuple[timedelta, Reason]:
         timeout = rest
         run = (verdict.last_run or timedelta(0)).total_seconds()
         reason = because("after_run", run_seconds=run, seconds=rest.total_seconds())
-    if isinstance(verdict.holds_gpu, Unknown) and policy.unknown_policy is UnknownPolicy.OTHER_SIGNALS:
+    if policy.unknown_policy is UnknownPolicy.OTHER_SIGNALS and by_other_signals(verdict):
         timeout = timeout * OTHER_SIGNALS_FACTOR
     return timeout, reason
 

@@ -76,6 +76,7 @@ class Kept:
 
     until: datetime
     owner: str
+    note: str = ""
 
 
 @dataclass(frozen=True, slots=True)

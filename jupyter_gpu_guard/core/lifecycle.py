@@ -21,8 +21,8 @@ from .life import (
     EndKernel,
     Event,
     Judged,
-    Kept,
     KeepEnded,
+    Kept,
     Life,
     Phase,
     Record,
@@ -351,7 +351,7 @@ def _touched(life: Life, event: Event, policy: Policy, now: Instant) -> Step:
 def _kept(life: Life, event: Event, policy: Policy, now: Instant) -> Step:
     assert isinstance(event, Kept)
     life = replace(life, keep_until=event.until, keep_owner=event.owner)
-    reason = because("kept", until=iso(event.until), owner=event.owner)
+    reason = because("kept", until=iso(event.until), owner=event.owner, note=event.note)
     record = Record("keep_alive", reason)
     if life.phase is Phase.CULLING or life.cause in (Cause.MAX_RUNTIME, Cause.USER) or life.cause is None:
         return life, (record,)

@@ -17,6 +17,7 @@ from .reasons import because
 #: A place in a list of the driver.
 Row = tuple[str, int]  # uuid, pid
 
+
 @dataclass(frozen=True, slots=True)
 class AttributionMemory:
     """What one attribution hands to the next. Bounded by what the driver lists and the last full scan shows."""
@@ -45,13 +46,14 @@ class Placed:
     innocent: bool = False  # a local process has the number, but no GPU open
 
 
-
 def match(
     obs: Observation, memory: AttributionMemory, ownership: Ownership
 ) -> tuple[dict[str, list[Placed]], AttributionMemory]:
     """The rows of each GPU (by uuid) with whose they are. Work grows with the rows and the kernels."""
     matcher = _Matcher(obs, memory, ownership)
-    placed = {gpu.uuid: [matcher.place(gpu.uuid, row) for row in matcher.rows(gpu)] for gpu in obs.sample.gpus}
+    placed = {
+        gpu.uuid: [matcher.place(gpu.uuid, row) for row in matcher.rows(gpu)] for gpu in obs.sample.gpus
+    }
     memory = matcher.learnt(placed)
     if not matched(placed) & ownership.openers:
         placed = {uuid: _infer(rows, obs, memory, ownership) for uuid, rows in placed.items()}
@@ -122,7 +124,9 @@ class _Matcher:
         if not self._is_ours(process):
             # What another user's process has open can't be read. It is that one unless the numbers are of another
             # namespace and a kernel of ours, which has a GPU open and is in no list, may be the one that is meant.
-            return self._obs.scan.host_pids or not (memory.foreign_pids or self._unlisted_openers())
+            doubtful = memory.foreign_pids or self._unlisted_openers()
+            below_a_kernel = self._family.owner(process).kind is Kind.KERNEL  # started with sudo
+            return self._obs.scan.host_pids or below_a_kernel or not doubtful
         if process.opens_gpu is True or self._obs.sample.source == "simulated":
             return True
         if isinstance(process.opens_gpu, Unknown):
@@ -133,7 +137,10 @@ class _Matcher:
 
     def _unlisted_openers(self) -> bool:
         listed = {
-            row.pid for g in self._obs.sample.gpus if not isinstance(g.processes, Unknown) for row in g.processes
+            row.pid
+            for g in self._obs.sample.gpus
+            if not isinstance(g.processes, Unknown)
+            for row in g.processes
         }
         return any(key.pid not in listed for key in self._ownership.openers)
 
@@ -190,5 +197,3 @@ def _larger_bytes(one: ByteReading, two: ByteReading) -> ByteReading:
     if isinstance(one, Unknown):
         return two
     return one if isinstance(two, Unknown) else max(one, two)
-
-

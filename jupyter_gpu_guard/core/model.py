@@ -172,7 +172,9 @@ class Kernel:
     last_execution_start: Instant | None
     last_execution_end: Instant | None
     last_execution_seconds: float | None
-    last_output: Instant | None  # output whose parent is an execute request: a cell's thread may print after its end
+    last_output: (
+        Instant | None
+    )  # output whose parent is an execute request: a cell's thread may print after its end
     connections: int
     notebooks: tuple[str, ...]
     watched: bool  # our IOPub watch is attached

@@ -25,7 +25,9 @@ class Kind(str, Enum):
     SERVER = "server"
     ORPHAN = "orphan"  # re-parented, with the marker of a kernel process that is gone
     LOOSE = "loose"  # ours, re-parented, started after the server, and nothing tells by whom
-    STRANGER = "stranger"  # ours, but not started from here: the shell, browser or test that started the server
+    STRANGER = (
+        "stranger"  # ours, but not started from here: the shell, browser or test that started the server
+    )
     FOREIGN = "foreign"  # another user's
     DEAD = "dead"  # a zombie: it uses nothing and is nobody's
 
@@ -80,7 +82,10 @@ class Family:
                 self._roots[terminal.pid] = (None, Owner(Kind.TERMINAL, terminal.name))
         for kernel in kernels:
             if kernel.pid is not None and not kernel.remote:
-                self._roots[kernel.pid] = (kernel.start_ticks, Owner(Kind.KERNEL, kernel.kernel_id, Link.KERNEL))
+                self._roots[kernel.pid] = (
+                    kernel.start_ticks,
+                    Owner(Kind.KERNEL, kernel.kernel_id, Link.KERNEL),
+                )
         above = list(self._chain(self._server))[1:] if self._server else []
         self._above = frozenset(process.key for process in above)
 
@@ -123,7 +128,9 @@ class Family:
     def _below_server(self, process: Process, walked: Sequence[Process]) -> Owner:
         # Where the server is pid 1 of its container, whatever loses its parent becomes a child of the server.
         marked = self._marked(walked)
-        if marked is not None and (marked.kind is Kind.KERNEL or (self._server and self._server.key.pid == 1)):
+        if marked is not None and (
+            marked.kind is Kind.KERNEL or (self._server and self._server.key.pid == 1)
+        ):
             return marked
         return Owner(Kind.SERVER)
 
@@ -179,13 +186,19 @@ def survey(
             trees[owner.name][key] = owner.link
         elif owner.kind is Kind.LOOSE:
             loose.append(key)
-    holdings = {kernel.kernel_id: _holding(kernel, trees[kernel.kernel_id], loose, scan) for kernel in kernels}
+    holdings = {
+        kernel.kernel_id: _holding(kernel, trees[kernel.kernel_id], loose, scan) for kernel in kernels
+    }
     if before is not None and before.measured_at == scan.measured_at:
-        holdings = {kernel_id: _same_sums(new, before.holdings.get(kernel_id)) for kernel_id, new in holdings.items()}
+        holdings = {
+            kernel_id: _same_sums(new, before.holdings.get(kernel_id)) for kernel_id, new in holdings.items()
+        }
     return _with_openers(scan, owners, holdings)
 
 
-def _holding(kernel: Kernel, tree: Mapping[ProcessKey, Link], loose: Sequence[ProcessKey], scan: ProcessScan) -> Holding:
+def _holding(
+    kernel: Kernel, tree: Mapping[ProcessKey, Link], loose: Sequence[ProcessKey], scan: ProcessScan
+) -> Holding:
     cpu: Reading | None = None
     io: Reading | None = None
     if scan.measured_at is not None:
@@ -232,18 +245,24 @@ def _total(keys: Sequence[ProcessKey], value: Callable[[ProcessKey], Reading | N
     return total
 
 
-def _with_openers(scan: ProcessScan, owners: Mapping[ProcessKey, Owner], holdings: Mapping[str, Holding]) -> Ownership:
-    server = scan.server_key
+def _with_openers(
+    scan: ProcessScan, owners: Mapping[ProcessKey, Owner], holdings: Mapping[str, Holding]
+) -> Ownership:
     ours = [
-        scan.processes[key.pid] for key, owner in owners.items() if owner.kind not in (Kind.FOREIGN, Kind.DEAD)
+        (scan.processes[key.pid], owner.kind)
+        for key, owner in owners.items()
+        if owner.kind not in (Kind.FOREIGN, Kind.DEAD)
     ]
-    others = [process for process in ours if process.key != server]
+    others = [(process, kind) for process, kind in ours if process.key != scan.server_key]
     return Ownership(
         taken=scan.taken,
         owners=owners,
         holdings=holdings,
         measured_at=scan.measured_at,
-        openers=frozenset(p.key for p in others if p.opens_gpu is True),
-        openers_unsure=any(isinstance(p.opens_gpu, Unknown) for p in others),
-        sees_gpu_files=any(p.opens_gpu is True for p in ours),
+        openers=frozenset(process.key for process, _ in others if process.opens_gpu is True),
+        # Among strangers there is always some agent that keeps itself closed.
+        openers_unsure=any(
+            isinstance(p.opens_gpu, Unknown) for p, kind in others if kind is not Kind.STRANGER
+        ),
+        sees_gpu_files=any(process.opens_gpu is True for process, _ in ours),
     )

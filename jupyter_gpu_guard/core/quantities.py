@@ -27,7 +27,7 @@ _SPAN = re.compile(r"\s*".join(rf"(?:(?P<{unit}>{_NUMBER}){unit})?" for unit in 
 _SIZE = re.compile(rf"(?P<number>{_NUMBER})\s*(?P<unit>[A-Za-z]*)")
 _BYTES = {"": 1, "B": 1, "kB": 1000, "KB": 1000, "MB": 1000**2, "GB": 1000**3, "TB": 1000**4}
 _BYTES |= {"KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "TiB": 1024**4}
-_MOST_BYTES = 2**63 - 1
+_MOST_BYTES = 2**50
 _MOST_SHOWN = 80
 
 
@@ -93,7 +93,9 @@ def _span(value: object) -> Decimal | None:
 
 def _number(value: object) -> Decimal | None:
     """The exact number; None for a bool (which Python counts among the ints), nan, infinity and everything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return Decimal(value)
 
@@ -122,7 +124,7 @@ def parse_bytes(value: object, *, key: str) -> int:
         size = Decimal(match["number"]) * _BYTES[match["unit"]]
     if size is None or size < 0 or size > _MOST_BYTES or size != size.to_integral_value():
         raise PolicyError(
-            key, value, 'whole bytes, 0 or more: a number, or a text such as "256KiB", "1MB" or "4GiB"'
+            key, value, 'whole bytes from 0 to 1024TiB: a number, or a text such as "256KiB", "1MB" or "4GiB"'
         )
     return int(size)
 

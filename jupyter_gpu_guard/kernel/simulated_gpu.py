@@ -98,12 +98,12 @@ class SimulatedGpu:
     def use(self, utilization: float = 1.0, seconds: float = 1.0) -> None:
         """Be busy for so long, then go back to what it was before. Uses in several threads add up."""
         use, ratio = object(), _ratio(utilization)
-        with self._change():
-            self._uses[use] = ratio
         try:
+            with self._change():
+                self._uses[use] = ratio
             time.sleep(seconds)
-        finally:
-            if self._give_back.alive:
+        finally:  # however an interrupt ended it
+            if use in self._uses and self._give_back.alive:
                 with self._change():
                     del self._uses[use]
 
@@ -168,7 +168,8 @@ class _HeldFile:
             os.replace(fresh, self._path)
         except BaseException:
             os.close(descriptor)
-            os.unlink(fresh)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fresh)
             raise
         before, self._descriptor = self._descriptor, descriptor
         if before >= 0:

@@ -21,8 +21,10 @@ export class ApiError extends Error {
 export class Api {
   constructor(private readonly settings: ServerConnection.ISettings) {}
 
-  status(): Promise<IStatus> {
-    return this.request('GET', ['status']);
+  /** With the save requests that are for this page. */
+  status(clientId: string): Promise<IStatus> {
+    const query = `?client_id=${encodeURIComponent(clientId)}`;
+    return this.request('GET', ['status'], undefined, { query });
   }
 
   report(clientId: string, report: IReport): Promise<void> {

@@ -24,7 +24,8 @@ export type CountdownKey =
   | 'shutting_down'
   | 'shut_down'
   | 'failed'
-  | 'observing';
+  | 'observing'
+  | 'holds_no_gpu';
 
 export interface ICountdown {
   key: CountdownKey;
@@ -74,7 +75,8 @@ function underWay(kernel: IKernel): ICountdown | null {
 
 /** The countdown, where there is one and it is what matters now. */
 function counting(kernel: IKernel, now: Date, foreign: boolean): ICountdown | null {
-  const at = kernel.deadline;
+  const wouldBe = kernel.mode === 'warn' ? kernel.would_act : null;
+  const at = kernel.deadline ?? wouldBe;
   if (!at) {
     return null;
   }
@@ -98,6 +100,9 @@ function counting(kernel: IKernel, now: Date, foreign: boolean): ICountdown | nu
 function resting(kernel: IKernel, now: Date): ICountdown {
   if (isKept(kernel, now)) {
     return say('kept', 'ok', { at: kernel.keep_alive_until ?? undefined });
+  }
+  if (!kernel.deadline && kernel.deadline_reason?.code === 'out_of_scope') {
+    return say('holds_no_gpu', 'ok');
   }
   switch (kernel.verdict) {
     case 'stalled':

@@ -4,7 +4,7 @@ import { Dialog, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { Widget } from '@lumino/widgets';
 import * as amounts from './amounts';
-import { countdown, endedByOthers } from './countdown';
+import { countdown } from './countdown';
 import { type Actions, nameOf } from './keep';
 import type { GuardModel } from './model';
 import type { IGpu, IKernel, IKernelGpu, IReason, IStatus } from './wire';
@@ -33,15 +33,9 @@ function kernelLines(
   const now = model.now();
   const said = countdown(kernel, now, model.connection === 'stale');
   const tell = (reason: IReason | null): string[] => (reason ? [sentence(reason, t, now)] : []);
-  const observed = kernel.mode === 'observe' && said.key !== 'observing';
   return [
     `${nameOf(kernel)}: ${full(said, t, now)}`,
-    ...tell(kernel.reason),
-    ...(kernel.deadline && (kernel.mode === 'enforce' || endedByOthers(kernel))
-      ? tell(kernel.deadline_reason)
-      : []),
-    ...(observed ? [t.__('Observing: the guard itself shuts nothing down.')] : []),
-    ...(kernel.mode === 'warn' ? [t.__('Only warning: nothing will be shut down.')] : []),
+    ...new Set([...tell(kernel.reason), ...tell(kernel.deadline_reason)]),
     ...kernel.gpus.map(share => shareLine(share, status.gpus, t))
   ];
 }
@@ -50,6 +44,9 @@ function generalLines(model: GuardModel, status: IStatus, t: TranslationBundle):
   const now = model.now();
   const { telemetry, policy } = status;
   const lines: string[] = [];
+  if (status.hold) {
+    lines.push(sentence(status.hold, t, now));
+  }
   if (status.simulated) {
     lines.push(t.__('The GPU is simulated.'));
   }
@@ -59,12 +56,8 @@ function generalLines(model: GuardModel, status: IStatus, t: TranslationBundle):
   if (telemetry.state === 'stale') {
     lines.push(t.__('GPU last read at %1.', amounts.clock(telemetry.last_success ?? '', now)));
   }
-  if (!policy.valid) {
-    lines.push(
-      typeof policy.error === 'object' && policy.error
-        ? sentence(policy.error, t, now)
-        : t.__('The policy file is wrong: %1', policy.error ?? '?')
-    );
+  if (!policy.valid && status.hold?.code !== 'policy_invalid') {
+    lines.push(policy.error ? sentence(policy.error, t, now) : t.__('The policy file is wrong.'));
   }
   if (model.connection === 'stale') {
     lines.push(t.__('The server has said nothing for a minute; this may be out of date.'));

@@ -17,7 +17,8 @@ import { GuardModel } from './model';
 import { Notices } from './notice';
 import { Preferences } from './preferences';
 import { newClientId, Reporter } from './reporter';
-import { Saver, SaveResponder } from './saving';
+import { SaveResponder } from './responder';
+import { Saver } from './saving';
 import { StatusItem } from './statusbar';
 import { Stream } from './stream';
 import { IGpuGuard, INotices, IPreferences } from './tokens';
@@ -65,7 +66,7 @@ const client: JupyterFrontEndPlugin<IGpuGuard> = {
     const api = new Api(ServerConnection.makeSettings());
     const stream = new Stream({
       open: () => api.openSocket(clientId),
-      probe: () => api.status()
+      probe: () => api.status(clientId)
     });
     const model = new GuardModel(stream);
     const documents = new Documents(app.shell, manager, notebooks, consoles);
@@ -100,7 +101,7 @@ const saving: JupyterFrontEndPlugin<void> = {
   requires: [IGpuGuard],
   activate: (app: JupyterFrontEnd, guard: IGpuGuard) => {
     const { model, api, documents, clientId } = guard;
-    const saver = new Saver(app.serviceManager.contents, clientId);
+    const saver = new Saver(app.serviceManager.contents);
     new SaveResponder(model, api, documents, saver, clientId);
     documents.opened.connect((_, context) => keepDirtyAfterEdits(context));
   }

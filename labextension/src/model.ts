@@ -7,13 +7,26 @@
 
 import { type ISignal, Signal } from '@lumino/signaling';
 import type { Connection } from './stream';
-import type { IKernel, ISaveRequest, IStatus, ITelemetry, IGpu, StreamMessage } from './wire';
+import type {
+  IGpu,
+  IKernel,
+  IReason,
+  ISaveRequest,
+  IStatus,
+  ITelemetry,
+  StreamMessage
+} from './wire';
 
 /** The part of `Stream` that is needed here. */
 export interface ISource {
   readonly connection: Connection;
   readonly connectionChanged: ISignal<unknown, Connection>;
   readonly message: ISignal<unknown, StreamMessage>;
+}
+
+export interface IFailure {
+  kernelId: string;
+  reason: IReason;
 }
 
 /** How many nonces and departed kernels are remembered. */
@@ -49,6 +62,11 @@ export class GuardModel {
   /** The guard has shut a kernel down; its id. */
   get ended(): ISignal<this, string> {
     return this._ended;
+  }
+
+  /** Saving or shutting down a kernel has failed, and why. */
+  get failed(): ISignal<this, IFailure> {
+    return this._failed;
   }
 
   /** Null until the server has answered once. */
@@ -92,6 +110,10 @@ export class GuardModel {
       case 'culled':
         this.end(message.kernel_id);
         break;
+      case 'save_failed':
+      case 'cull_failed':
+        this._failed.emit({ kernelId: message.kernel_id, reason: message.reason });
+        return; // the kernel's own change follows
       case 'beat':
         this.setClock(message.server_time);
         return; // nothing to draw
@@ -154,6 +176,7 @@ export class GuardModel {
   private readonly _refreshed = new Signal<this, void>(this);
   private readonly _saveRequested = new Signal<this, ISaveRequest>(this);
   private readonly _ended = new Signal<this, string>(this);
+  private readonly _failed = new Signal<this, IFailure>(this);
   private readonly byId = new Map<string, IKernel>();
   private readonly departed = new Map<string, IKernel>();
   private readonly requests = new Map<string, true>();

@@ -18,8 +18,8 @@ import type { Api } from './api';
 import { linesWidget } from './details';
 import type { IDocuments } from './documents';
 import { baseName, nameOf } from './keep';
-import type { GuardModel } from './model';
-import type { ITombstone } from './wire';
+import type { GuardModel, IFailure } from './model';
+import type { IKernel, ITombstone } from './wire';
 import { list, lostWord, sentence } from './words';
 
 const STORE = 'jupyter-gpu-guard:seen';
@@ -28,7 +28,7 @@ const REMEMBERED = 100;
 const BY_THIS_OPENING_MS = 60_000;
 
 type TombstoneApi = Pick<Api, 'tombstone' | 'tombstonesOf' | 'recoveryUrl'>;
-type Manager = Pick<NotificationManager, 'notify'>;
+type Manager = Pick<NotificationManager, 'notify' | 'update'>;
 
 export class Notices {
   constructor(
@@ -41,6 +41,7 @@ export class Notices {
     private readonly clientId: string
   ) {
     model.ended.connect((_, kernelId) => void this.onEnded(kernelId));
+    model.failed.connect((_, failure) => this.onFailed(failure));
     documents.opened.connect((_, context) => this.onOpened(context.localPath));
   }
 
@@ -59,15 +60,34 @@ export class Notices {
     try {
       const stone = await this.api.tombstone(kernelId);
       this.note(stone);
-      const open = new Set(this.documents.paths());
-      const here = stone.notebooks.some(path => open.has(path));
-      const elsewhere = kernel?.documents.some(d => d.client_id !== this.clientId) ?? false;
-      if (here || !elsewhere) {
+      if (this.isOurs(stone.notebooks, kernel)) {
         this.show(stone);
       }
     } catch {
       // Kept by the server, and shown when the notebook is opened the next time.
     }
+  }
+
+  /** One notification for each kernel, changed in place when it fails again. */
+  private onFailed({ kernelId, reason }: IFailure): void {
+    const kernel = this.model.kernel(kernelId);
+    if (!this.wanted || !kernel || !this.isOurs(kernel.notebooks, kernel)) {
+      return;
+    }
+    const why = sentence(reason, this.t, this.model.now());
+    const message = this.t.__('%1 was not shut down. %2', nameOf(kernel), why);
+    const id = this.failures.get(kernelId);
+    if (id === undefined || !this.manager.update({ id, message, type: 'warning' })) {
+      const shown = this.manager.notify(message, 'warning', { autoClose: false });
+      this.failures.set(kernelId, shown);
+    }
+  }
+
+  /** The windows that have it open tell of it; where none has, all do. */
+  private isOurs(notebooks: string[], kernel: IKernel | null): boolean {
+    const open = new Set(this.documents.paths());
+    const elsewhere = kernel?.documents.some(d => d.client_id !== this.clientId) ?? false;
+    return notebooks.some(path => open.has(path)) || !elsewhere;
   }
 
   private onOpened(path: string): void {
@@ -165,6 +185,7 @@ export class Notices {
   /** Whether the user wants notifications. */
   wanted = true;
   private readonly _changed = new Signal<this, void>(this);
+  private readonly failures = new Map<string, string>();
   private readonly asked = new Set<string>();
   private readonly last = new Map<string, string>();
 }
@@ -183,7 +204,6 @@ export function noticeText(stone: ITombstone, t: TranslationBundle, now: Date): 
 /** Everything, line by line: why, warned when, each document, what was lost, what is left, how to go on. */
 export function noticeLines(stone: ITombstone, t: TranslationBundle, now: Date): string[] {
   const warned = stone.warnings.map(warning => amounts.clock(warning.at, now));
-  const survivors = Array.isArray(stone.survivors) ? stone.survivors.length : 0;
   return [
     t.__('%1 was shut down at %2.', nameOf(stone), amounts.clock(stone.ended_at, now)),
     ...(stone.reason ? [sentence(stone.reason, t, now)] : []),
@@ -191,7 +211,7 @@ export function noticeLines(stone: ITombstone, t: TranslationBundle, now: Date):
     ...stone.saved.map(saved => savedLine(saved, t)),
     ...stone.unanswered.map(tab => unansweredLine(tab, t)),
     ...lostLines(stone, t),
-    ...(survivors ? [t.__('%1 of its processes are still running.', survivors)] : []),
+    ...(stone.survivors ? [t.__('%1 of its processes are still running.', stone.survivors)] : []),
     ...(stone.memory_released_bytes
       ? [t.__('%1 of GPU memory came free.', amounts.bytes(stone.memory_released_bytes, t))]
       : []),

@@ -4,24 +4,19 @@ import type { DocumentRegistry } from '@jupyterlab/docregistry';
 import { PathExt } from '@jupyterlab/coreutils';
 import type { Contents } from '@jupyterlab/services';
 import type { PartialJSONValue } from '@lumino/coreutils';
+import { isMissing } from './hashes';
 
 type ContentsAccess = Pick<Contents.IManager, 'get' | 'save'>;
 type Model = DocumentRegistry.IModel;
 
-/**
- * Write the model to `path` and give the path used: another window's copy of the same name is not written over.
- * Raises what the server answers.
- */
+/** Write the model to `path`, its folder made where it is missing. Raises what the server answers. */
 export async function writeRecoveryCopy(
   contents: ContentsAccess,
   model: Model,
-  path: string,
-  clientId: string
-): Promise<string> {
+  path: string
+): Promise<void> {
   await makeFolder(contents, PathExt.dirname(path));
-  const free = (await exists(contents, path)) ? withSuffix(path, clientId) : path;
-  await contents.save(free, contentOf(model, free));
-  return free;
+  await contents.save(path, contentOf(model, path));
 }
 
 function contentOf(model: Model, path: string): Partial<Contents.IModel> {
@@ -44,17 +39,11 @@ async function exists(contents: ContentsAccess, path: string): Promise<boolean> 
     await contents.get(path, { content: false });
     return true;
   } catch (error) {
-    if ((error as { response?: Response }).response?.status === 404) {
+    if (isMissing(error)) {
       return false;
     }
     throw error;
   }
-}
-
-/** `a/b.ipynb` -> `a/b-1f3c9a02.ipynb` */
-function withSuffix(path: string, clientId: string): string {
-  const extension = PathExt.extname(path);
-  return `${path.slice(0, path.length - extension.length)}-${clientId.slice(0, 8)}${extension}`;
 }
 
 interface ICells {

@@ -7,11 +7,10 @@
  */
 
 import type { Contents } from '@jupyterlab/services';
-import type { Api } from './api';
-import type { Context, IDocuments } from './documents';
-import type { GuardModel } from './model';
+import type { Context } from './documents';
+import { type IDisk, onDisk } from './hashes';
 import { sameContent, writeRecoveryCopy } from './recovery';
-import type { IDocumentAnswer, ISaveRequest, SaveOutcome } from './wire';
+import type { IDocumentAnswer } from './wire';
 
 /** The share of the time until the deadline that saving may take; the rest is for recovery copies. */
 const SHARE_OF_TIME = 0.6;
@@ -20,17 +19,11 @@ const LONGEST_SAVE_MS = 30_000;
 
 type ContentsAccess = Pick<Contents.IManager, 'get' | 'save'>;
 
-interface IDisk {
-  hash: string | null;
-  writable: boolean;
-  modified: number;
-}
+/** Why a document cannot go into its own file; English, for the server's log. */
+class Obstacle extends Error {}
 
 export class Saver {
-  constructor(
-    private readonly contents: ContentsAccess,
-    private readonly clientId: string
-  ) {}
+  constructor(private readonly contents: ContentsAccess) {}
 
   /** Save one document within `budget` milliseconds. Never rejects. */
   async save(
@@ -40,126 +33,91 @@ export class Saver {
   ): Promise<IDocumentAnswer> {
     const time = Math.min(LONGEST_SAVE_MS, Math.max(LEAST_MS, budget * SHARE_OF_TIME));
     try {
-      const hash = await within(time, this.inPlace(context));
-      if (hash !== undefined) {
-        return answer(context, hash.outcome, hash.hash);
-      }
-    } catch {
-      // Timed out, refused, or failed: what is open here must not depend on why.
+      return await within(time, this.inPlace(context));
+    } catch (error) {
+      return this.aside(context, recoveryPath, textOf(error));
     }
-    return this.aside(context, recoveryPath);
   }
 
-  /** The outcome, or undefined where the document has to go to a recovery copy. */
-  private async inPlace(
-    context: Context
-  ): Promise<{ outcome: SaveOutcome; hash: string | null } | undefined> {
-    const shared = context.model.collaborative === true;
-    if (shared) {
+  /** A document that was asked for and is no longer open here: its file is all there is. */
+  async closed(path: string): Promise<IDocumentAnswer> {
+    try {
+      const disk = await within(LEAST_MS, onDisk(this.contents, path));
+      return { ...blank(path), outcome: 'clean', hash: disk?.hash ?? null };
+    } catch (error) {
+      return { ...blank(path), error: textOf(error) };
+    }
+  }
+
+  /** Raises `Obstacle`, or what the server answered, where the document has to go to a recovery copy. */
+  private async inPlace(context: Context): Promise<IDocumentAnswer> {
+    if (context.model.collaborative) {
       return this.throughRoom(context);
     }
-    const disk = await this.disk(context);
+    const disk = await onDisk(this.contents, context.path);
     if (disk === null) {
-      return undefined; // deleted: what is open here may be the only copy, edited or not
+      throw new Obstacle('the file is gone'); // what is open here may be the only copy, edited or not
     }
+    const path = context.localPath;
     if (!context.model.dirty) {
-      return { outcome: 'clean', hash: disk.hash };
+      return { ...blank(path), outcome: 'clean', hash: disk.hash };
     }
-    if (!disk.writable || context.contentsModel?.writable === false || changed(context, disk)) {
-      return undefined;
+    if (!disk.writable || context.contentsModel?.writable === false) {
+      throw new Obstacle('the file may not be written');
     }
-    if (!(await saveAll(context))) {
-      return undefined;
+    if (changed(context, disk)) {
+      throw new Obstacle('the file has changed on disk');
     }
-    const after = await this.disk(context);
-    const ours = context.contentsModel?.hash ?? null;
-    return after !== null && (ours === null || after.hash === ours)
-      ? { outcome: 'saved', hash: after.hash }
-      : undefined; // somebody else wrote right behind us
+    await saveAll(context);
+    const after = await onDisk(this.contents, context.path);
+    const ours = context.contentsModel?.hash;
+    if (after === null || (ours && after.hash !== ours)) {
+      throw new Obstacle('the file was changed right after it was saved');
+    }
+    return { ...blank(path), outcome: 'saved', hash: after.hash };
   }
 
   /**
    * A live document is saved by its room, which says "saved" even when the disk was full. Only the file itself tells.
    */
-  private async throughRoom(
-    context: Context
-  ): Promise<{ outcome: SaveOutcome; hash: string | null } | undefined> {
+  private async throughRoom(context: Context): Promise<IDocumentAnswer> {
     await context.save();
     const file = await this.contents.get(context.path, { content: true, hash: true });
-    return sameContent(file.content, context.model)
-      ? { outcome: 'saved', hash: file.hash ?? null }
-      : undefined;
-  }
-
-  private async disk(context: Context): Promise<IDisk | null> {
-    try {
-      const file = await this.contents.get(context.path, { content: false, hash: true });
-      return {
-        hash: file.hash ?? null,
-        writable: file.writable,
-        modified: Date.parse(file.last_modified)
-      };
-    } catch (error) {
-      if ((error as { response?: Response }).response?.status === 404) {
-        return null;
-      }
-      throw error;
+    if (!sameContent(file.content, context.model)) {
+      throw new Obstacle('the file is not what is open');
     }
+    return { ...blank(context.localPath), outcome: 'saved', hash: file.hash ?? null };
   }
 
-  private async aside(context: Context, recoveryPath: string | null): Promise<IDocumentAnswer> {
+  private async aside(
+    context: Context,
+    recoveryPath: string | null,
+    error: string
+  ): Promise<IDocumentAnswer> {
+    const failed = { ...blank(context.localPath), error };
     if (recoveryPath === null) {
-      return answer(context, 'failed', null);
+      return failed;
     }
     try {
-      const path = await writeRecoveryCopy(
-        this.contents,
-        context.model,
-        recoveryPath,
-        this.clientId
-      );
-      return { ...answer(context, 'conflict', null), recovery_path: path };
-    } catch {
-      return answer(context, 'failed', null);
-    }
-  }
-}
-
-/** Answers the requests of the model with a `Saver`. */
-export class SaveResponder {
-  constructor(
-    private readonly model: GuardModel,
-    private readonly api: Pick<Api, 'saved'>,
-    private readonly documents: IDocuments,
-    private readonly saver: Saver,
-    private readonly clientId: string
-  ) {
-    model.saveRequested.connect((_, request) => void this.respond(request));
-  }
-
-  private async respond(request: ISaveRequest): Promise<void> {
-    const budget = Date.parse(request.deadline) - this.model.now().getTime();
-    const recovery = new Map(request.documents.map(d => [d.path, d.recovery_path]));
-    const open = this.documents.all().filter(d => d.kernelId === request.kernel_id);
-    const documents = await Promise.all(
-      open.map(({ context }) =>
-        this.saver.save(context, recovery.get(context.localPath) ?? null, budget)
-      )
-    );
-    try {
-      const { nonce, kernel_id } = request;
-      await this.api.saved(kernel_id, { nonce, client_id: this.clientId, documents });
-    } catch {
-      // Too late, or the server is away: it judges by the files, and asks again.
+      await writeRecoveryCopy(this.contents, context.model, recoveryPath);
+      const copy = await onDisk(this.contents, recoveryPath);
+      return {
+        ...failed,
+        outcome: 'conflict',
+        recovery_path: recoveryPath,
+        recovery_hash: copy?.hash ?? null
+      };
+    } catch (second) {
+      return { ...failed, error: `${error}; no recovery copy: ${textOf(second)}` };
     }
   }
 }
 
 /**
  * Save until what is on disk is what is open, twice at most: JupyterLab marks edits made during a save as saved
- * (jupyterlab#17365). False where it changed during the second too; the document is then marked unsaved again.
+ * (jupyterlab#17365). Where it changed during the second too, the document is marked unsaved again.
  */
-async function saveAll(context: Context): Promise<boolean> {
+async function saveAll(context: Context): Promise<void> {
   for (let round = 0; round < 2; round++) {
     let edited = false;
     const onEdit = (): void => {
@@ -172,11 +130,11 @@ async function saveAll(context: Context): Promise<boolean> {
       context.model.contentChanged.disconnect(onEdit);
     }
     if (!edited) {
-      return true;
+      return;
     }
   }
   context.model.dirty = true;
-  return false;
+  throw new Obstacle('it was edited while it was being saved');
 }
 
 /** Whether the file is another than the one loaded here. By time where the server gives no hash. */
@@ -189,15 +147,26 @@ function changed(context: Context, disk: IDisk): boolean {
   return !(disk.modified - loaded <= context.lastModifiedCheckMargin);
 }
 
-function answer(context: Context, outcome: SaveOutcome, hash: string | null): IDocumentAnswer {
-  return { path: context.localPath, outcome, hash, recovery_path: null };
+function blank(path: string): IDocumentAnswer {
+  return {
+    path,
+    outcome: 'failed',
+    hash: null,
+    recovery_path: null,
+    recovery_hash: null,
+    error: null
+  };
+}
+
+function textOf(error: unknown): string {
+  return (error instanceof Error && error.message ? error.message : String(error)).slice(0, 400);
 }
 
 /** Rejects after `milliseconds`. What was begun goes on, as a dialog does until somebody answers it. */
 async function within<T>(milliseconds: number, promise: Promise<T>): Promise<T> {
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error('too late')), milliseconds);
+    timer = setTimeout(() => reject(new Obstacle('it was not saved in time')), milliseconds);
   });
   try {
     return await Promise.race([promise, late]);

@@ -66,13 +66,15 @@ export class StatusItem extends Widget {
     }
     const kernel = this.kernel();
     const status = this.model.status;
+    // Where there is no GPU to read there is nothing to say, unless something is going to end the kernel.
+    const matters = status?.telemetry.state !== 'none' || Boolean(kernel?.deadline);
     const said = kernel && countdown(kernel, this.model.now(), this.model.connection === 'stale');
     this.use.textContent = status ? useText(kernel, status, this.t) : '';
     this.words.textContent = said ? brief(said, this.t, this.model.now()) : this.wordsWithout();
     this.button.dataset.level = said?.level ?? 'ok';
     this.button.title = detailLines(this.model, kernel, this.t).join('\n');
     const shown = this.use.textContent + this.words.textContent;
-    this.setHidden(!this._wanted || shown === '');
+    this.setHidden(!this._wanted || !matters || shown === '');
     this.tickAfter(said);
   }
 

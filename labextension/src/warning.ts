@@ -89,7 +89,7 @@ export class Warnings {
     const now = this.model.now();
     const name = shortened(nameOf(kernel));
     const words = full(countdown(kernel, now), this.t, now);
-    const parts = [this.t.__('%1 %2.', name, words)];
+    const parts = [words.endsWith('?') ? `${name}: ${words}` : this.t.__('%1 %2.', name, words)];
     if (kernel.mode === 'enforce') {
       parts.push(this.actions.whatIsSaved(kernel), this.actions.whatIsLost(kernel));
     }
@@ -138,7 +138,7 @@ export function loudWarning(kernel: IKernel): IWarning | null {
     return null;
   }
   const leads = kernel.policy.warn_before_seconds;
-  const quiet = leads.length > 1 && last.lead_seconds >= Math.max(...leads);
+  const quiet = leads.length > 1 && (last.lead_seconds ?? 0) >= Math.max(...leads);
   return quiet ? null : last;
 }
 

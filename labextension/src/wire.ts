@@ -20,7 +20,8 @@ export type Verdict = 'active' | 'idle' | 'stalled' | 'unknown';
 
 export interface IWarning {
   at: string;
-  lead_seconds: number;
+  /** Null for a kernel that is stuck, and has no deadline. */
+  lead_seconds: number | null;
 }
 
 export interface IKernelGpu {
@@ -53,6 +54,8 @@ export interface IKernel {
   deadline: string | null;
   deadline_source: string | null;
   deadline_reason: IReason | null;
+  /** When it would be shut down if the mode were `enforce`. */
+  would_act?: string | null;
   warnings: IWarning[];
   keep_alive_until: string | null;
   keep_alive_remaining_seconds: number | null;
@@ -85,9 +88,12 @@ export interface IStatus {
   simulated: boolean;
   server_time: string;
   user: string;
-  limits: { keep_alive_max_seconds: number; keep_alive_total_seconds: number };
+  /** Null while there is no kernel. */
+  limits: { keep_alive_max_seconds: number | null; keep_alive_total_seconds: number | null };
+  /** Why nothing is shut down at present. */
+  hold?: IReason | null;
   telemetry: ITelemetry;
-  policy: { valid: boolean; hash: string | null; error: IReason | string | null };
+  policy: { valid: boolean; hash: string | null; error: IReason | null };
   gpus: IGpu[];
   kernels: IKernel[];
   save_requests: ISaveRequest[];
@@ -105,8 +111,13 @@ export type SaveOutcome = 'saved' | 'clean' | 'conflict' | 'failed';
 export interface IDocumentAnswer {
   path: string;
   outcome: SaveOutcome;
+  /** Of the file, after the save. */
   hash: string | null;
   recovery_path: string | null;
+  /** Of the recovery copy. */
+  recovery_hash: string | null;
+  /** Why it is not simply saved; English, for the log. */
+  error: string | null;
 }
 
 /** What is left to read after a kernel was shut down. */
@@ -126,7 +137,8 @@ export interface ITombstone {
   }[];
   lost: string[];
   unanswered: { client_id: string; path: string; last_seen_dirty: boolean }[];
-  survivors: unknown;
+  /** How many of its processes went on. */
+  survivors: number;
   memory_released_bytes: number | null;
 }
 
@@ -149,4 +161,5 @@ export type StreamMessage =
   | { type: 'warning'; kernel_id: string; warning: IWarning; kernel: IKernel }
   | ({ type: 'save_request' } & ISaveRequest)
   | { type: 'culled'; kernel_id: string; tombstone_url: string }
+  | { type: 'save_failed' | 'cull_failed'; kernel_id: string; reason: IReason }
   | { type: 'beat'; server_time: string };

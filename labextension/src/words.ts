@@ -75,6 +75,11 @@ const ACTIVE: Record<string, Sentence> = {
 const IDLE: Record<string, Sentence> = {
   idle: p =>
     p.t.__('Unused for %1; the GPU was at %2 at most.', p.span('seconds'), p.share('ratio')),
+  idle_by_other_signals: p =>
+    p.t.__(
+      'Unused for %1 by CPU, disk and messages; the use of its GPU cannot be read.',
+      p.span('seconds')
+    ),
   waiting_for_input: p =>
     p.t.__('It waits for an answer in the notebook; unused for %1.', p.span('seconds')),
   settling: p =>
@@ -131,6 +136,12 @@ const UNKNOWN: Record<string, Sentence> = {
   kernel_pid_unknown: p => p.t.__('The process of the kernel is not known.'),
   no_gpu: p => p.t.__('This machine has no NVIDIA GPU.'),
   gpu_disabled: p => p.t.__('Reading the GPU is switched off.'),
+  suspended: p => p.t.__('Every NVIDIA card sleeps to save power; reading it would wake it.'),
+  pynvml_unusable: p =>
+    p.t.__('The Python module pynvml cannot be used; reinstall nvidia-ml-py: %1', p.plain('error')),
+  damaged_value: p => p.t.__('The NVIDIA driver gave an impossible value (%1).', p.plain('call')),
+  simulation_unreadable: p =>
+    p.t.__('The folder of the simulated GPUs cannot be read: %1', p.plain('error')),
   asleep: p => p.t.__('No kernel has a GPU open, so the driver is left alone.')
 };
 
@@ -235,6 +246,8 @@ export function brief(said: ICountdown, t: TranslationBundle, now: Date): string
       return t.__('shut down');
     case 'failed':
       return t.__('could not be shut down');
+    case 'holds_no_gpu':
+      return t.__('holds no GPU');
     case 'observing':
       return t.__('Observing: nothing will be shut down');
   }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from hypothesis import given
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from jupyter_gpu_guard.core.execution import OUTPUT, Executions, Message
 from jupyter_gpu_guard.core.model import Instant
 
-BEGIN = datetime(2026, 3, 1, 12, 0, tzinfo=timezone.utc)
+BEGIN = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
 
 
 def at(seconds: float) -> Instant:

@@ -1,17 +1,49 @@
-"""The stand-in driver, its clock and a reader on one machine, for the tests of the NVML readings."""
+"""Pytest plugin: the stand-in driver, its clock and a reader on one machine, for the tests of the NVML readings."""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+import os
+import subprocess
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
+from jupyter_gpu_guard import nvml_card
 from jupyter_gpu_guard.core.model import Gpu, GpuProcess, Instant, Sample, TelemetryState, Unknown
 from jupyter_gpu_guard.core.reasons import Reason
 from jupyter_gpu_guard.nvml import NvmlReader
 from tests.standin.driver import StandInDriver
 
-#: What cannot be in a process list by itself: it stands for any pid.
+ROOT = Path(__file__).parents[2]
+
+#: Stands for any process that only the driver knows of.
 PID = 4001
+
+COMPUTE = "nvmlDeviceGetComputeRunningProcesses"
+GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
+MPS = "nvmlDeviceGetMPSComputeRunningProcesses"
+SAMPLES = "nvmlDeviceGetProcessUtilization"
+INIT = "nvmlInitWithFlags"
+
+#: Each return code that a call can answer, with the reason that it has to become.
+REASON_OF_CODE = {
+    1: "uninitialized",
+    2: "driver_error",
+    3: "not_supported",
+    4: "no_permission",
+    10: "driver_error",
+    15: "gpu_lost",
+    16: "reset_required",
+    17: "driver_error",
+    18: "version_mismatch",
+    20: "driver_error",
+    23: "driver_error",
+    28: "driver_error",
+    77: "driver_error",
+    999: "driver_error",
+}
 
 
 class Machine:
@@ -27,7 +59,7 @@ class Machine:
 
     def clock(self) -> Instant:
         wall = self.driver.origin + self.seconds + self.clock_set_by
-        return Instant(1000 + self.seconds, datetime.fromtimestamp(wall, timezone.utc))
+        return Instant(1000 + self.seconds, datetime.fromtimestamp(wall, UTC))
 
     def wait(self, seconds: float) -> None:
         self.seconds += seconds
@@ -50,12 +82,27 @@ class Machine:
         assert sample.last_success == sample.taken
         return sample.gpus
 
+    def unavailable(self) -> tuple[str, object]:
+        """The reason of a reading that has to fail."""
+        sample = self.read()
+        assert sample.state is TelemetryState.UNAVAILABLE
+        return reason_of(sample.reason)
+
     def processes(self, gpu: int = 0) -> dict[int, GpuProcess]:
         """Those of one card whose lists have to be readable."""
         processes = self.gpus()[gpu].processes
         assert not isinstance(processes, Unknown)
         assert len({process.pid for process in processes}) == len(processes)
         return {process.pid: process for process in processes}
+
+
+def run(code: str, **env: str) -> str:
+    """What a new process prints that runs `code` at the root of the project."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **env}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=30, check=True
+    )
+    return done.stdout.strip()
 
 
 def why(value: object) -> tuple[str, object]:
@@ -68,3 +115,19 @@ def reason_of(reason: Reason | None) -> tuple[str, object]:
     assert reason is not None
     assert reason.text != reason.code  # the text could be filled in
     return reason.code, dict(reason.params).get("call")
+
+
+@pytest.fixture
+def no_mps(tmp_path, monkeypatch):
+    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
+    monkeypatch.setattr(nvml_card, "MPS_PIPES", tmp_path / "nvidia-mps")
+
+
+@pytest.fixture
+def machine(standin, no_mps, tmp_path):
+    return Machine(standin, tmp_path)
+
+
+@pytest.fixture
+def old_machine(old_standin, no_mps, tmp_path):
+    return Machine(old_standin, tmp_path)

@@ -1,6 +1,6 @@
 """What one reading of the cards says: numbers where the driver gives one, a reason where it doesn't.
 
-Starting, losing and finding the driver again are in test_nvml_driver.py.
+How much processes use a card is in test_nvml_use.py; starting and losing the driver in test_nvml_driver.py.
 """
 
 from __future__ import annotations
@@ -10,52 +10,12 @@ import sys
 
 import pytest
 
-from jupyter_gpu_guard import nvml_card
-from jupyter_gpu_guard.core.model import TelemetryState, Unknown
+from jupyter_gpu_guard.core.model import Unknown
 from jupyter_gpu_guard.nvml_calls import SIZE_RETRIES
-from tests.edges.nvml_machine import PID, Machine, reason_of, why
+from tests.edges.nvml_machine import COMPUTE, GRAPHICS, MPS, PID, REASON_OF_CODE, SAMPLES, why
 from tests.standin.driver import GIB, kernel_code
 
-pytest_plugins = ["tests.standin.fixtures"]
-
-COMPUTE = "nvmlDeviceGetComputeRunningProcesses"
-GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses"
-MPS = "nvmlDeviceGetMPSComputeRunningProcesses"
-SAMPLES = "nvmlDeviceGetProcessUtilization"
-
-#: Each return code that a call can answer, with the reason that it has to become.
-REASON_OF_CODE = {
-    1: "uninitialized",
-    2: "driver_error",
-    3: "not_supported",
-    4: "no_permission",
-    10: "driver_error",
-    15: "gpu_lost",
-    16: "reset_required",
-    17: "driver_error",
-    18: "version_mismatch",
-    20: "driver_error",
-    23: "driver_error",
-    28: "driver_error",
-    77: "driver_error",
-    999: "driver_error",
-}
-
-
-@pytest.fixture
-def no_mps(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(nvml_card, "MPS_PIPES", tmp_path / "nvidia-mps")
-
-
-@pytest.fixture
-def machine(standin, no_mps, tmp_path):
-    return Machine(standin, tmp_path)
-
-
-@pytest.fixture
-def old_machine(old_standin, no_mps, tmp_path):
-    return Machine(old_standin, tmp_path)
+pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_machine"]
 
 
 def test_a_healthy_machine(machine):
@@ -111,7 +71,13 @@ def test_a_failing_call_takes_its_own_values_and_no_others(machine, call, fields
     gpu, other_now = machine.gpus()
     for field in fields:
         assert why(getattr(gpu, field)) == (REASON_OF_CODE[code], call)
-    for field in ("memory_total_bytes", "utilization_ratio", "power_watts", "temperature_celsius", "processes"):
+    for field in (
+        "memory_total_bytes",
+        "utilization_ratio",
+        "power_watts",
+        "temperature_celsius",
+        "processes",
+    ):
         if field not in fields:
             assert getattr(gpu, field) == getattr(healthy, field)
     assert other_now == other
@@ -247,120 +213,6 @@ def test_an_mps_server_is_known_by_its_name_among_the_processes(machine, tmp_pat
         process.kill()
 
 
-# --- how much they use it -------------------------------------------------------------------------------------------
-
-
-def test_no_sample_is_no_use(machine):
-    machine.driver.add_process(PID, memory=GIB)
-    assert (machine.processes()[PID].sm_ratio, machine.processes()[PID].codec_ratio) == (0.0, 0.0)
-
-
-def test_success_where_the_number_of_samples_is_asked_is_no_use(machine):
-    machine.driver.add_process(PID, memory=GIB, sm=50)
-    machine.driver.fail(SAMPLES, 0, gpu=0, count=1)
-    assert machine.processes()[PID].sm_ratio == 0.5  # the rule with code 0 lets the real answer through
-    machine.driver.add_process(PID + 1, gpu=1, memory=GIB)
-    assert machine.processes(1)[PID + 1].sm_ratio == 0.0
-
-
-@pytest.mark.parametrize("code", REASON_OF_CODE)
-def test_samples_that_cannot_be_read_are_not_no_use(machine, code):
-    machine.driver.add_process(PID, memory=GIB, sm=95)
-    machine.driver.add_process(PID + 1, memory=2 * GIB)
-    machine.driver.fail(SAMPLES, code, gpu=0)
-    for process in machine.processes().values():
-        assert why(process.sm_ratio) == why(process.codec_ratio) == (REASON_OF_CODE[code], SAMPLES)
-        assert process.memory_bytes in (GIB, 2 * GIB)
-
-
-def test_each_sample_counts_once(machine):
-    machine.driver.add_process(PID, memory=GIB, sm="0@0,80@7,0@8")
-    machine.driver.add_process(PID + 1, gpu=1, memory=GIB, sm="0@0,30@13,0@14")
-    seen = []
-    for _ in range(4):  # at 5, 10, 15 and 20 s
-        one, two = machine.gpus()
-        seen.append((one.processes[0].sm_ratio, two.processes[0].sm_ratio))
-    assert seen == [(0.0, 0.0), (0.8, 0.0), (0.0, 0.3), (0.0, 0.0)]
-
-
-def test_use_before_a_release_does_not_count_after_it(machine):
-    machine.driver.add_process(PID, memory=GIB, sm="80@0,0@4")
-    assert machine.processes()[PID].sm_ratio == 0.8
-    machine.reader.release()
-    assert machine.processes()[PID].sm_ratio == 0.0
-
-
-def test_use_shows_after_the_clock_was_set_back(machine):
-    machine.driver.add_process(PID, memory=GIB, sm=60)
-    assert machine.processes()[PID].sm_ratio == 0.6
-    machine.set_clock_by(-3600)
-    assert [machine.processes()[PID].sm_ratio for _ in range(2)] == [0.6, 0.6]
-
-
-def test_the_largest_of_several_samples_of_a_process_counts(machine):
-    machine.driver.add_process(PID, memory=GIB)
-    for sm, enc in ((20, 3), (90, 1), (40, 9)):
-        machine.driver.add_sample(PID, sm=sm, enc=enc)
-    process = machine.processes()[PID]
-    assert (process.sm_ratio, process.codec_ratio) == (0.9, 0.09)
-
-
-def test_stale_samples_are_dropped(machine):
-    machine.driver.add_process(PID, memory=GIB, sm="50@0,0@6")
-    assert machine.processes()[PID].sm_ratio == 0.5  # seen up to 5 s
-    machine.driver.add_sample(PID, sm=70, at=2)
-    machine.driver.add_sample(PID, sm=10, at=8)
-    assert machine.processes()[PID].sm_ratio == 0.5  # it ran on until 6 s
-    machine.driver.clear_samples()
-    machine.driver.add_sample(PID, sm=70, at=4)
-    assert machine.processes()[PID].sm_ratio == 0.0
-
-
-def test_a_damaged_sample_hides_neither_use_nor_rest(machine):
-    machine.driver.add_process(PID, memory=GIB)
-    machine.driver.add_process(PID + 1, memory=GIB)
-    machine.driver.add_process(PID + 2, memory=GIB)
-    machine.driver.add_sample(PID, sm=3456789012)
-    machine.driver.add_sample(PID + 1, sm=30, dec=2147483632)
-    machine.driver.add_sample(PID + 1, sm=3456789012, dec=5)
-    machine.driver.add_sample(9999, sm=101)
-    processes = machine.processes()
-    assert why(processes[PID].sm_ratio) == ("damaged_value", SAMPLES)
-    assert processes[PID].codec_ratio == 0.0
-    assert (processes[PID + 1].sm_ratio, processes[PID + 1].codec_ratio) == (0.3, 0.05)
-    assert (processes[PID + 2].sm_ratio, processes[PID + 2].codec_ratio) == (0.0, 0.0)
-    assert machine.gpus()[0].stray_samples == ()
-
-
-def test_a_time_stamp_from_the_future_does_not_hide_later_use(machine):
-    machine.driver.add_process(PID, memory=GIB, sm="0@0,40@12")
-    machine.driver.add_sample(PID, sm=1, at=10**9)
-    assert machine.processes()[PID].sm_ratio == 0.01
-    machine.driver.clear_samples()
-    assert [machine.processes()[PID].sm_ratio for _ in range(3)] == [0.0, 0.4, 0.4]
-
-
-def test_samples_of_pids_in_no_list_are_kept_apart(machine):
-    machine.driver.add_process(324, memory=0, sm=35, sample_pid=645400)
-    machine.driver.add_sample(645401, sm=0, mem=3)
-    gpu = machine.gpus()[0]
-    assert [(process.pid, process.sm_ratio) for process in gpu.processes] == [(324, 0.0)]
-    assert gpu.stray_samples == ((645400, 0.35),)
-    assert gpu.utilization_ratio == 0.35
-
-
-def test_an_impossible_utilization_of_a_card_is_no_value(machine):
-    machine.driver.set_gpu(0, utilization=101)
-    assert why(machine.gpus()[0].utilization_ratio) == ("damaged_value", "nvmlDeviceGetUtilizationRates")
-
-
-@pytest.mark.parametrize("settings", [{"memory_total": 0}, {"memory_total": 0, "memory_used": 5}])
-def test_a_card_without_memory_of_its_own(machine, settings):
-    machine.driver.set_gpu(0, **settings)
-    gpu = machine.gpus()[0]
-    assert why(gpu.memory_total_bytes) == why(gpu.memory_used_bytes) == ("not_available", "nvmlDeviceGetMemoryInfo")
-
-
 # --- MIG ------------------------------------------------------------------------------------------------------------
 
 
@@ -418,7 +270,9 @@ def test_a_driver_older_than_510(old_machine):
     old_machine.driver.add_process(PID, memory=GIB, sm=40)
     old_machine.driver.add_process(PID + 1, kind="G", memory=None)
     gpu = old_machine.gpus()[0]
-    assert gpu.memory_used_bytes == GIB + (512 << 20)  # the first form counts what the driver keeps for itself
+    assert gpu.memory_used_bytes == GIB + (
+        512 << 20
+    )  # the first form counts what the driver keeps for itself
     found = {process.pid: (process.memory_bytes, process.sm_ratio) for process in gpu.processes}
     assert found.keys() == {PID, PID + 1}
     assert found[PID] == (GIB, 0.4)
@@ -428,20 +282,19 @@ def test_a_driver_older_than_510(old_machine):
 def test_a_driver_older_than_450(old_machine):
     old_machine.driver.add_process(PID, memory=GIB, sm=40)
     old_machine.driver.add_process(PID + 1, memory=None)
-    old_machine.driver.fail("*_v2", 13)
-    old_machine.driver.fail("nvmlDeviceGetCount", 0)
-    sample = old_machine.read()
-    assert (sample.state, reason_of(sample.reason)) == (
-        TelemetryState.UNAVAILABLE,
-        ("function_not_found", "nvmlDeviceGetCount"),
-    )
-    old_machine.driver.clear_rules()
-    for call in (COMPUTE, GRAPHICS):
-        old_machine.driver.fail(f"{call}_v2", 13)
+    old_machine.driver.fail("nvmlDeviceGet*RunningProcesses_v2", 13)
+    old_machine.driver.fail("nvmlDeviceGetMigMode", 13)
     processes = old_machine.processes()
     assert processes[PID].memory_bytes == GIB
     assert why(processes[PID + 1].memory_bytes) == ("not_available", COMPUTE)
-    assert processes[PID].kinds == {"compute"}
+    assert old_machine.gpus()[0].mig is False
+    old_machine.driver.fail(COMPUTE, 4)
+    assert why(old_machine.gpus()[0].processes) == ("no_permission", COMPUTE)
+
+
+def test_a_driver_that_dropped_the_first_temperature_call(machine):
+    machine.driver.fail("nvmlDeviceGetTemperature", 13)
+    assert machine.gpus()[0].temperature_celsius == 34.0
 
 
 def test_a_driver_without_any_list(machine):

@@ -13,6 +13,7 @@ The place belongs to the process: it is lost when the process ends in whatever w
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import struct
 import threading
@@ -38,6 +39,17 @@ def _open_table(path: str) -> int:
         os.truncate(fd, HEADER_BYTES + SLOTS * SLOT_BYTES)
         _descriptors[path] = fd
     return _descriptors[path]
+
+
+def _map_libcuda(folder: str) -> mmap.mmap:
+    """Map a file of CUDA's name: a real GPU process is told from a namesake by its mapped libcuda."""
+    path = os.path.join(folder, "libcuda.so.1")
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.truncate(fd, mmap.PAGESIZE)
+        return mmap.mmap(fd, mmap.PAGESIZE, prot=mmap.PROT_READ)
+    finally:
+        os.close(fd)
 
 
 def _is_taken(fd: int, slot: int) -> bool:
@@ -85,8 +97,10 @@ class Context:
         self._fixed = (gpu, ord(kind), gi, ci)
         self._use = {"sm": sm, "mem": mem, "enc": enc, "dec": dec}
         self.memory = memory
-        self._fd = _open_table(os.path.realpath(table or os.environ["NVML_STANDIN_TABLE"]))
+        path = os.path.realpath(table or os.environ["NVML_STANDIN_TABLE"])
+        self._fd = _open_table(path)
         self._slot: int | None = _take_slot(self._fd)
+        self._libcuda: mmap.mmap | None = _map_libcuda(os.path.dirname(path))
         self._write(self._pid)
 
     def alloc(self, amount: int) -> None:
@@ -114,6 +128,9 @@ class Context:
         self._write(0)
         fcntl.lockf(self._fd, fcntl.LOCK_UN, 1, self._slot, os.SEEK_SET)
         self._slot = None
+        if self._libcuda is not None:
+            self._libcuda.close()
+            self._libcuda = None
 
     def __enter__(self) -> Context:
         return self

@@ -1,0 +1,125 @@
+"""What people and front ends ask of the guard, checked and carried out: keep, end, report, answer a save request.
+
+Not here: how it comes in (routes), what it does to a life (core.lifecycle).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from .core.reasons import because
+from .extensions import Extensions, Kept
+from .guard import Guard, Watched
+from .notebooks import OldNonce, Saver, UnknownClient
+from .presence import People
+from .reclaim import Reclaimer
+from .record import iso
+from .recovery import NoSuchCopy, RecoveryStore
+from .save_answers import parse_documents
+
+
+class Commands:
+    """The doors of the guard; `routes` opens them."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        people: People,
+        saver: Saver,
+        recovery: RecoveryStore,
+        reclaimer: Reclaimer,
+        extensions: Extensions,
+    ) -> None:
+        self.guard = guard
+        self._people = people
+        self._saver = saver
+        self._recovery = recovery
+        self.recovery_of = reclaimer.recovery_of
+        self._extensions = extensions
+
+    async def keep(
+        self, watched: Watched, span: timedelta, owner: str, note: str
+    ) -> tuple[datetime, timedelta]:
+        """Extend a kernel's time by `span` from now. Returns until when, and what is left of the total after it.
+
+        Raises Refused over a limit, and HistoryError when the ledger can't be read.
+        """
+        now = self.guard.clock()
+        left = await self._extensions.check(_kept(watched), span, watched.policy, now)
+        until = now.at + span
+        self.guard.keep(watched, until, owner, note)
+        return until, left
+
+    def end_keep(self, watched: Watched) -> None:
+        """Take an extension back."""
+        self.guard.end_keep(watched)
+
+    def ask(self, watched: Watched, owner: str, save: bool) -> None:
+        """End a kernel because a person wants it: the same road as by policy, in every mode."""
+        self.guard.ask(watched, owner, save)
+
+    def report(self, client_id: str, body: Mapping[str, Any]) -> None:
+        """Take in what a page has open and whether somebody is there. Raises BadReport."""
+        changed = self._people.report(
+            client_id,
+            body.get("documents", []),
+            body.get("focused_kernel_id"),
+            body.get("input_age_seconds"),
+            self.guard.clock(),
+        )
+        self._people_changed(changed)
+
+    def gone(self, client_id: str) -> None:
+        """A page says good-bye."""
+        self._people_changed(self._people.gone(client_id))
+
+    def saved(self, kernel_id: str, nonce: object, client_id: str, documents: object) -> None:
+        """Take a front end's answer to a save request. Raises OldNonce, UnknownClient or BadAnswer."""
+        self._saver.answer(str(nonce), client_id, parse_documents(documents), kernel_id)
+
+    async def hand_over(self, kernel_id: str, nonce: object, client_id: str, path: str, data: bytes) -> str:
+        """Keep a front end's copy of a document for which there is no place beside it. Returns the copy's id, to be
+        named in the answer. Raises OldNonce and UnknownClient unless a save request asks for it, and RecoveryError."""
+        request = next((r for r in self._saver.pending if r.nonce == nonce and r.kernel_id == kernel_id), None)
+        if request is None:
+            raise OldNonce(str(nonce))
+        if client_id not in request.clients:
+            raise UnknownClient(client_id)
+        return (await self._recovery.store(data, path, kernel_id, client_id)).id
+
+    async def recovery_file(self, copy_id: str) -> tuple[bytes, str] | None:
+        """The bytes and the name of a recovery copy; None when there is none of that id. Raises RecoveryError."""
+        try:
+            return await self._recovery.open(copy_id)
+        except NoSuchCopy:
+            return None
+
+    def open_requests(self) -> list[dict[str, object]]:
+        """The save requests that still take answers, for clients that poll."""
+        return [request.to_wire() for request in self._saver.pending]
+
+    def keep_alive_left(self, watched: Watched) -> timedelta:
+        """What is left of the extensions for this kernel's notebook, as far as it was read."""
+        return self._extensions.remaining_known(_kept(watched), watched.policy)
+
+    def _people_changed(self, kernel_ids: Iterable[str]) -> None:
+        """Input or an edit since a kernel's last look is activity now, not at the next round."""
+        presence = self._people.for_kernels(self.guard.clock())
+        for kernel_id in kernel_ids:
+            watched = self.guard.state.watched.get(kernel_id)
+            seen = presence.get(kernel_id)
+            if watched is None:
+                continue
+            before = watched.presence.last_input
+            if seen is not None:
+                watched.presence = seen
+            last = None if seen is None else seen.last_input
+            if last is not None and (before is None or last > before) and last > watched.life.since:
+                self.guard.touch(watched, because("present", at=iso(last.at)))
+            self.guard.on_change(watched)
+
+
+def _kept(watched: Watched) -> Kept:
+    return Kept(watched.kernel.kernel_id, watched.kernel.notebooks)

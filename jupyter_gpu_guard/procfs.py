@@ -1,0 +1,134 @@
+"""What /proc tells of one process.
+
+Each method reads one file and says None or Unknown where the process has vanished or may not be read. Doesn't cover
+which processes are read when (processes).
+
+`environ` and `maps` take a lock of the process that they are read from and can hang with it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from .core.model import ByteReading, Unknown
+from .core.reasons import because
+
+MARKER = b"JUPYTER_GPU_GUARD_KERNEL_ID="
+
+#: Files that only a process with a GPU has open.
+GPU_FILES = ("/dev/nvidia*",)
+#: Every CUDA program maps the driver's own library, whatever the device files are called (Jetson, WSL).
+_LIBCUDA = b"/libcuda.so"
+
+#: The first pid namespace of a machine has this inode.
+_FIRST_NAMESPACE = "pid:[4026531836]"
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True, slots=True)
+class Stat:
+    """The fields of /proc/PID/stat that matter."""
+
+    name: str
+    state: str
+    parent_pid: int
+    session: int
+    own_seconds: float
+    reaped_seconds: float  # of children that ended and were waited for, with what those had reaped
+    start_ticks: int
+
+
+def parse_stat(data: bytes) -> Stat:
+    """Read /proc/PID/stat. The name stands in parentheses and may itself hold parentheses and blanks."""
+    opening, closing = data.index(b"("), data.rindex(b")")
+    fields = data[closing + 2 :].split()
+    utime, stime, cutime, cstime = (int(field) for field in fields[11:15])
+    return Stat(
+        name=data[opening + 1 : closing].decode(errors="replace"),
+        state=fields[0].decode(),
+        parent_pid=int(fields[1]),
+        session=int(fields[3]),
+        own_seconds=(utime + stime) / _TICKS,
+        reaped_seconds=(cutime + cstime) / _TICKS,
+        start_ticks=int(fields[19]),
+    )
+
+
+class ProcFiles:
+    """Reads the files of one process below `root`; None or Unknown where it is gone or may not be read."""
+
+    def __init__(self, root: Path, gpu_files: Sequence[str]) -> None:
+        self._root = root
+        self._gpu_files = tuple(gpu_files)
+
+    def _read(self, pid: int | str, name: str) -> bytes | None:
+        try:
+            return (self._root / str(pid) / name).read_bytes()
+        except OSError:
+            return None
+
+    def pids(self) -> Iterator[int]:
+        return (int(entry) for entry in os.listdir(self._root) if entry.isdigit())
+
+    def stat(self, pid: int | str) -> Stat | None:
+        data = self._read(pid, "stat")
+        return parse_stat(data) if data else None
+
+    def uid(self, pid: int) -> int | None:
+        """The effective user. Not the owner of /proc/PID: that is root for processes that may not be traced."""
+        for line in (self._read(pid, "status") or b"").splitlines():
+            if line.startswith(b"Uid:"):
+                return int(line.split()[2])
+        return None
+
+    def cgroup(self, pid: int | str) -> str:
+        return (self._read(pid, "cgroup") or b"").decode(errors="replace").strip()
+
+    def marker(self, pid: int) -> str | None:
+        for entry in (self._read(pid, "environ") or b"").split(b"\0"):
+            if entry.startswith(MARKER):
+                return entry[len(MARKER) :].decode(errors="replace")
+        return None
+
+    def io_bytes(self, pid: int) -> ByteReading:
+        """What went through read and write calls.
+
+        Not read_bytes and write_bytes, which leave out the page cache and network file systems. Kernels exchange
+        their messages by send and recv, which rchar and wchar leave out, so a chatting kernel moves nothing here;
+        neither does a download that is never written to disk, but that takes CPU.
+        """
+        data = self._read(pid, "io")
+        if not data:
+            return Unknown(because("proc_unreadable", pid=pid))
+        values = dict(line.split(b": ") for line in data.splitlines())
+        return int(values[b"rchar"]) + int(values[b"wchar"])
+
+    def opens_gpu(self, pid: int) -> bool | Unknown:
+        """Whether the process has a GPU's file open or maps libcuda."""
+        folder = self._root / str(pid) / "fd"
+        try:
+            with os.scandir(folder) as entries:
+                if any(self._is_gpu_file(entry.path) for entry in entries):
+                    return True
+            with (folder.parent / "maps").open("rb") as maps:
+                return any(_LIBCUDA in line for line in maps)
+        except (PermissionError, ProcessLookupError, FileNotFoundError):
+            return Unknown(because("proc_unreadable", pid=pid))
+
+    def _is_gpu_file(self, link: str) -> bool:
+        try:
+            target = os.readlink(link)
+        except OSError:
+            return False
+        return any(fnmatchcase(target, pattern) for pattern in self._gpu_files)
+
+    def in_first_namespace(self) -> bool:
+        try:
+            return os.readlink(self._root / "self" / "ns" / "pid") == _FIRST_NAMESPACE
+        except OSError:
+            return False
