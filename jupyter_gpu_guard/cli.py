@@ -33,7 +33,7 @@ Json = dict[str, Any]
 
 #: An option of the server, as it may stand on this command line too.
 OPTION = "--GpuGuard."
-_HEADS = ("notebook", "use", "GPU memory", "GPU", "what is next")
+_HEADS = ("notebook", "use", "GPU memory", "GPU use", "what is next")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -75,9 +75,9 @@ class Commands:
         """A page says good-bye."""
         self._people_changed(self._people.gone(client_id))
 
-    def saved(self, kernel_id: str, nonce: object, client_id: str, documents: object) -> None:
+    def saved(self, kernel_id: str, nonce: str, client_id: str, documents: object) -> None:
         """Take a front end's answer to a save request. Raises OldNonce, UnknownClient or BadAnswer."""
-        self._saver.answer(str(nonce), client_id, parse_documents(documents), kernel_id)
+        self._saver.answer(nonce, client_id, parse_documents(documents), kernel_id)
 
     async def hand_over(self, kernel_id: str, nonce: object, client_id: str, path: str, data: bytes) -> str:
         """Keep a front end's copy of a document for which there is no place beside it. Returns the copy's id, to be
@@ -96,9 +96,13 @@ class Commands:
         except NoSuchCopy:
             return None
 
-    def open_requests(self) -> list[dict[str, object]]:
-        """The save requests that still take answers, for clients that poll."""
-        return [request.to_wire() for request in self._saver.pending]
+    def open_requests(self, client_id: str | None = None) -> list[dict[str, object]]:
+        """The save requests that still take answers, for clients that poll: all, or those to one client."""
+        return [
+            request.to_wire(client_id)
+            for request in self._saver.pending
+            if client_id is None or client_id in request.clients
+        ]
 
     def keep_alive_left(self, watched: Watched) -> timedelta:
         """What is left of the extensions for this kernel's notebook, as far as it was read."""

@@ -46,7 +46,10 @@ class Events:
         )
 
     def sampled(self, sample: Sample) -> None:
-        """Emit `lost` when readings fail and `back` when they come again, once each."""
+        """Emit `lost` when readings fail and `back` when they come again, once each. While the driver is left alone
+        nothing is known of either."""
+        if sample.state is TelemetryState.NONE:
+            return
         lost = sample.state in (TelemetryState.STALE, TelemetryState.UNAVAILABLE)
         if lost == self._lost:
             return

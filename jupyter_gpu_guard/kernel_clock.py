@@ -31,23 +31,23 @@ class ActivityMark:
 
 
 class KernelClock:
-    """`km.last_activity`. `counted`: when it was last moved by anybody but the guard's probes."""
+    """`km.last_activity`. `counted`: when a message that was not the guard's own last moved it."""
 
     def __init__(self, km: Any, clock: Callable[[], Instant]) -> None:
         self.counted: datetime | None = None
+        self._shielded: datetime | None = None
         self._km = km
         self._clock = clock
         self._mark: tuple[ActivityMark, Instant] | None = None
 
     def count(self, at: datetime) -> None:
-        """A message that was not ours, or the shield, moves the clock to `at`."""
-        self.counted = at if self.counted is None else max(self.counted, at)
+        """A message that was not ours moves the clock to `at`."""
+        self.counted = latest(self.counted, at)
 
     def shield(self, at: datetime) -> None:
         """Move it forward to `at`, never back."""
-        self.count(at)
-        last = getattr(self._km, "last_activity", None)
-        self._km.last_activity = at if last is None else max(last, at)
+        self._shielded = latest(self._shielded, at)
+        self._km.last_activity = latest(getattr(self._km, "last_activity", None), at)
 
     def put_back(self, mark: ActivityMark) -> None:
         """Undo what a probe did, now and as long as the mark is held."""
@@ -55,19 +55,24 @@ class KernelClock:
         self.hold()
 
     def hold(self) -> ActivityMark | None:
-        """Set the clock to the mark, or to a later move that was not a probe's. None where no mark is held."""
+        """Set the clock to the mark, or to a later move or shield. None where no mark is held."""
         if self._mark is None:
             return None
         mark, since = self._mark
         if self._clock().since(since) > MARK_LASTS:
             self._mark = None
             return None
-        self._km.last_activity = mark.later(self.counted) or mark.kernel
+        self._km.last_activity = mark.later(latest(self.counted, self._shielded)) or mark.kernel
         return mark
 
     def forget(self) -> None:
         """The kernel was restarted, which is activity: let go of the mark."""
         self._mark = None
+
+
+def latest(*times: datetime | None) -> datetime | None:
+    """The last of the moments that there are."""
+    return max((at for at in times if at is not None), default=None)
 
 
 def stock_deadline(mkm: Any, km: Any) -> datetime | None:

@@ -21,7 +21,7 @@ from typing import Any
 from jupyter_core.utils import ensure_async
 
 from .core.model import Instant, Kernel
-from .kernel_clock import ActivityMark, stock_deadline
+from .kernel_clock import ActivityMark, latest, stock_deadline
 from .kernel_ending import Ending, ShutdownFailed, UnknownKernel
 from .kernel_input import watching
 from .kernel_messages import KernelFollower
@@ -66,7 +66,6 @@ class KernelWatch:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ending = Ending(kernel_manager, session_manager, log)
         self._paths: dict[str, tuple[str, ...]] = {}
-        self._latest_gone: datetime | None = None
         self._running = False
 
     # --- starting and stopping ---
@@ -165,9 +164,14 @@ class KernelWatch:
             follower.check()
 
     def _follow(self, kernel_id: str, adopted: bool) -> None:
-        if kernel_id in self._followers or kernel_id not in self._mkm:
+        if kernel_id not in self._mkm:
             return
         km = self._mkm.get_kernel(kernel_id)
+        present = self._followers.get(kernel_id)
+        if present is not None and present.km is km:
+            return
+        if present is not None:  # ended, and started anew under an id that the caller chose
+            self._let_go(kernel_id)
         follower = self._followers[kernel_id] = KernelFollower(kernel_id, km, self, self._clock, self._log)
         if behind_gateway(km) or km.ready.done():
             follower.follow(adopted)
@@ -188,9 +192,8 @@ class KernelWatch:
     def _let_go(self, kernel_id: str) -> None:
         follower = self._followers.pop(kernel_id)
         follower.leave()
-        if (
-            follower.dead
-        ):  # Jupyter forgets a kernel whose restarts failed at once; say once what became of it
+        if follower.dead:
+            # Jupyter forgets a kernel at once when its restarts have failed: say once what became of it.
             self._just_died[kernel_id] = follower
 
     def _spawn(self, work: Any) -> None:
@@ -341,11 +344,11 @@ class KernelWatch:
         return stock_deadline(self._mkm, follower.km)
 
     def shield(self, kernel_id: str, at: datetime) -> None:
-        """Tell the stock cullers that the kernel works: move its `last_activity` to `at`, and never back. A kernel
-        that is gone needs no shield."""
+        """Tell Jupyter's culler to spare the kernel: move its `last_activity` to `at`, and never back. A kernel that
+        is gone needs no shield. The server's own activity stays as it is: a kernel that is spared, such as one that
+        has been warned, doesn't always work, and the hub may then end the server."""
         if kernel_id in self._followers:
             self._followers[kernel_id].idle_clock.shield(at)
-            self._mkm.last_kernel_activity = max(self._mkm.last_kernel_activity, at)
 
     def last_activity(self, kernel_id: str) -> ActivityMark:
         """Jupyter's idle clocks, to put back after a probe. Raises UnknownKernel."""
@@ -360,18 +363,14 @@ class KernelWatch:
     def _hold_manager_mark(self, marks: list[ActivityMark]) -> None:
         if marks:
             mark = min(marks, key=lambda m: m.taken)
-            moves = _latest(self._latest_gone, *(f.idle_clock.counted for f in self._followers.values()))
-            self._mkm.last_kernel_activity = mark.later(moves) or mark.manager
+            moves = [f.idle_clock.counted for f in self._followers.values()]
+            self._mkm.last_kernel_activity = mark.later(latest(*moves)) or mark.manager
 
     def _known(self, kernel_id: str) -> KernelFollower:
         try:
             return self._followers[kernel_id]
         except KeyError:
             raise UnknownKernel(kernel_id) from None
-
-
-def _latest(*times: datetime | None) -> datetime | None:
-    return max((at for at in times if at is not None), default=None)
 
 
 def _language(km: Any) -> str:

@@ -38,9 +38,8 @@ class Metrics(Collector):
         self._idle_seconds = 0.0
         self._unknown_seconds: defaultdict[str, float] = defaultdict(float)
         self._reclaimed_seconds = 0.0
-        self._released: list[
-            tuple[float, int]
-        ] = []  # (when, cards) of releases that nobody has taken up again
+        self._released: list[float] = []  # when each card was given back that nobody has taken again
+        self._held = 0
         self._last_round: float | None = None
         self._last_success: datetime | None = None
         self.round_duration = Histogram(
@@ -64,8 +63,7 @@ class Metrics(Collector):
             self._culls[code] += 1
             watched = self._guard.state.watched.get(happening.kernel_id)
             cards = 0 if watched is None else len(watched.usage.shares)
-            if cards:
-                self._released.append((self._guard.clock().monotonic, cards))
+            self._released += [self._guard.clock().monotonic] * cards
         elif happening.action == "would_cull":
             self._would[code] += 1
         elif happening.action in ("saved", "save_failed"):
@@ -78,19 +76,24 @@ class Metrics(Collector):
         self._last_round = now
         if self._guard.state.sample.last_success is not None:
             self._last_success = self._guard.state.sample.last_success.at
-        holding = 0
         for watched in self._guard.state.watched.values():
             cards = len(watched.usage.shares)
-            holding += cards
             kind = None if watched.verdict is None else watched.verdict.kind
             if kind in (VerdictKind.IDLE, VerdictKind.STALLED):
                 self._idle_seconds += elapsed * cards
             elif kind is VerdictKind.UNKNOWN and watched.verdict is not None:
-                self._unknown_seconds[watched.verdict.reason.code] += elapsed * max(cards, 1)
-        if holding:
-            self._released.clear()
-        self._released = [(at, cards) for at, cards in self._released if now - at < RECLAIM_LIMIT_SECONDS]
-        self._reclaimed_seconds += elapsed * sum(cards for _, cards in self._released)
+                # A card that can't be told is one as well; a kernel that surely holds none wastes none.
+                unclear = 0 if watched.usage.holds_gpu is False else 1
+                self._unknown_seconds[watched.verdict.reason.code] += elapsed * max(cards, unclear)
+        self._reclaim(now, elapsed)
+
+    def _reclaim(self, now: float, elapsed: float) -> None:
+        """A card that was given back counts until this owner takes one more than before."""
+        held = sum(len(watched.usage.shares) for watched in self._guard.state.watched.values())
+        taken = max(held - self._held, 0)
+        self._held = held
+        self._released = [at for at in self._released[taken:] if now - at < RECLAIM_LIMIT_SECONDS]
+        self._reclaimed_seconds += elapsed * len(self._released)
 
     # --- showing ---
 
@@ -177,10 +180,6 @@ class Metrics(Collector):
 
 def _postponed(watched: Watched) -> str:
     return "unknown" if watched.life.reason is None else watched.life.reason.code
-
-
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
 
 
 def _counted(name: str, text: str, label: str, counts: Any) -> CounterMetricFamily:

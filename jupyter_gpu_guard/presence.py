@@ -11,7 +11,6 @@ saves by itself too.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -189,7 +188,9 @@ def _identifier(value: object, key: str) -> str:
 def _text(value: object, key: str, longest: int) -> str:
     if not isinstance(value, str) or not 0 < len(value) <= longest:
         raise BadReport(key, f"a text of 1 to {longest} characters is needed")
-    if any(c == "\0" or "\ud800" <= c <= "\udfff" for c in value):  # neither a file nor a database takes these
+    if any(
+        c == "\0" or "\ud800" <= c <= "\udfff" for c in value
+    ):  # neither a file nor a database takes these
         raise BadReport(key, "it holds a character that no path can hold")
     return value
 
@@ -198,6 +199,6 @@ def _age(value: object) -> float | None:
     if value is None:
         return None
     wrong = isinstance(value, bool) or not isinstance(value, (int, float))
-    if wrong or not math.isfinite(value) or not 0 <= value <= MAX_AGE_SECONDS:  # type: ignore[arg-type, operator]
+    if wrong or not 0 <= value <= MAX_AGE_SECONDS:  # type: ignore[operator]  # nan is not between them either
         raise BadReport("input_age_seconds", f"seconds from 0 to {MAX_AGE_SECONDS} are needed")
     return float(value)  # type: ignore[arg-type]

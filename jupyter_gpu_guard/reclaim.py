@@ -161,7 +161,7 @@ class Reclaimer:
             tree.close()
         if any(link is Link.KERNEL for link in survivors.values()):
             return Culled(error or because("survivors", count=len(survivors)))
-        released = await self._released(usage, sample)
+        released = await self._released(usage, sample, {key.pid for key in survivors})
         await self._bury(case, usage, len(survivors), released)
         return Culled(None)
 
@@ -216,21 +216,22 @@ class Reclaimer:
             await asyncio.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
 
-    async def _released(self, usage: Usage, before: Sample) -> int | None:
-        """Bytes that came back, or None where that can't be read. Waits a little: the driver drops a process late."""
-        pids = {pid for share in usage.shares for pid in share.pids}
-        held = [share.memory_bytes for share in usage.shares]
-        if not pids or before.state is not TelemetryState.OK or any(isinstance(m, Unknown) for m in held):
+    async def _released(self, usage: Usage, before: Sample, survivors: Collection[int]) -> int | None:
+        """Bytes that came back, or None where that can't be read. Waits a little: the driver drops a process late.
+        What survives keeps its memory, so that isn't waited for."""
+        pids = {pid for share in usage.shares for pid in share.pids} - set(survivors)
+        held = _held_by(before, pids)
+        if not usage.shares or held is None:
             return None
-        total = sum(m for m in held if not isinstance(m, Unknown))
         waited = 0.0
-        while True:
+        while pids:
             sample, _ = await self._fresh()
             still = _held_by(sample, pids)
             if still == 0 or waited >= RELEASE_SECONDS:
-                return None if still is None else max(total - still, 0)
+                return None if still is None else max(held - still, 0)
             await asyncio.sleep(1.0)
             waited += 1.0
+        return 0
 
     async def _fresh(self) -> tuple[Sample, Attribution]:
         assert self.look is not None, "the guard sets it"

@@ -17,6 +17,7 @@ from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from tornado import web
 
 from .commands import Commands
+from .core.lifecycle import Phase
 from .core.reasons import Reason, because
 from .extensions import Refused
 from .guard import Watched
@@ -50,6 +51,18 @@ def bad(key: str, error: str) -> Mistake:
     return Mistake(400, because("bad_request", key=key, error=error))
 
 
+def refusal(error: web.HTTPError) -> Mistake | None:
+    """What Jupyter or tornado refused before a handler was asked; None for a failure that isn't the caller's."""
+    said = error.log_message or error.reason or ""
+    if error.status_code in (401, 403):
+        return Mistake(error.status_code, because("not_allowed"))
+    if error.status_code == 405:
+        return Mistake(405, because("bad_request", key="method", error="it is not possible here"))
+    if 400 <= error.status_code < 500:
+        return Mistake(error.status_code, because("bad_request", key="request", error=said))
+    return None
+
+
 def user_of(handler: JupyterHandler) -> str:
     """Who asks, as Jupyter names people."""
     user = handler.current_user
@@ -72,6 +85,8 @@ class GuardHandler(APIHandler):
             error = Mistake(403, error.reason)
         if isinstance(error, HistoryError):
             error = Mistake(503, because("cannot_record", error=str(error)))
+        if isinstance(error, web.HTTPError):
+            error = refusal(error)
         if not isinstance(error, Mistake):
             super().write_error(status_code, **kwargs)
             return
@@ -89,10 +104,15 @@ class GuardHandler(APIHandler):
             raise bad("body", f"more than {MAX_BODY_BYTES} bytes")
         try:
             body = json.loads(self.request.body or b"{}")
-        except (ValueError, RecursionError) as error:
-            raise bad("body", "not JSON") from error
+        except (ValueError, RecursionError):
+            raise bad("body", "expected JSON in UTF-8") from None
         if not isinstance(body, dict):
             raise bad("body", "expected an object")
+        for key, value in body.items():
+            try:
+                json.dumps(value, ensure_ascii=False).encode()
+            except (UnicodeEncodeError, RecursionError):  # half a surrogate pair: no log and no database takes it
+                raise bad(str(key)[:60], "expected text that UTF-8 can hold") from None
         return body
 
     def only(self, body: Json, *keys: str) -> None:
@@ -108,6 +128,13 @@ class GuardHandler(APIHandler):
         except KeyError:
             raise Mistake(404, because("unknown_kernel", kernel_id=kernel_id)) from None
 
+    def living(self, kernel_id: str) -> Watched:
+        """The kernel as long as its end can still be put off; then 409."""
+        watched = self.watched(kernel_id)
+        if watched.life.phase in (Phase.CULLING, Phase.CULLED):
+            raise Mistake(409, because("shutting_down"))
+        return watched
+
     def client(self, client_id: Any, key: str = "client_id") -> str:
         """A well-formed client id, or 400."""
         if not isinstance(client_id, str) or not CLIENT_ID.fullmatch(client_id):
@@ -121,21 +148,42 @@ class GuardHandler(APIHandler):
             return None
         try:
             moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
-        except ValueError:
+            if moment.tzinfo is not None:
+                return moment.astimezone(timezone.utc)
+        except (ValueError, OverflowError):  # a zone can carry the ends of the calendar beyond it
             raise bad(key, "expected an ISO 8601 time") from None
-        if moment.tzinfo is None:
-            raise bad(key, "expected a time with its zone, such as …Z")
-        return moment.astimezone(timezone.utc)
+        raise bad(key, "expected a time with its zone, such as …Z")
+
+
+def span_of(seconds: Any) -> timedelta:
+    """The length of an extension, or 400."""
+    number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+    if not number or (isinstance(seconds, float) and not math.isfinite(seconds)):
+        raise bad("seconds", "expected a number of seconds")
+    if seconds <= 0:
+        raise bad("seconds", "expected more than 0")
+    # A span that no calendar holds is over any limit; it is refused as such, instead of failing on it.
+    return timedelta(seconds=float(min(seconds, 10**9)))
+
+
+def note_of(note: Any) -> str:
+    """Why somebody keeps a kernel, or 400."""
+    if not isinstance(note, str) or len(note) > MAX_NOTE:
+        raise bad("reason", f"expected a text of at most {MAX_NOTE} characters")
+    return note
 
 
 class StatusHandler(GuardHandler):
-    """`status`: everything at once."""
+    """`status`: everything at once. With `client_id`, only the save requests to that client, as it gets them."""
 
     @web.authenticated
     @authorized
     async def get(self) -> None:
+        client_id = self.get_query_argument("client_id", None)
+        if client_id is not None:
+            self.client(client_id)
         self.guard.observer.looked()
-        self.finish(json.dumps(status(self.commands, user_of(self))))
+        self.finish(json.dumps(status(self.commands, user_of(self), client_id)))
 
 
 class KernelHandler(GuardHandler):
@@ -158,17 +206,9 @@ class KeepAliveHandler(GuardHandler):
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str) -> None:
-        watched, body = self.watched(kernel_id), self.body()
+        watched, body = self.living(kernel_id), self.body()
         self.only(body, "seconds", "reason")
-        seconds, note = body.get("seconds"), body.get("reason", "")
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not math.isfinite(seconds):
-            raise bad("seconds", "expected a number of seconds")
-        if seconds <= 0:
-            raise bad("seconds", "expected more than 0")
-        if not isinstance(note, str) or len(note) > MAX_NOTE:
-            raise bad("reason", f"expected a text of at most {MAX_NOTE} characters")
-        # A span that no calendar holds is over any limit; say so instead of failing on it.
-        span = timedelta(seconds=min(float(seconds), 1e9))
+        span, note = span_of(body.get("seconds")), note_of(body.get("reason", ""))
         until, left = await self.commands.keep(watched, span, user_of(self), note)
         self.set_status(201)
         self.finish(json.dumps({"until": iso(until), "remaining_total_seconds": left.total_seconds()}))
@@ -206,9 +246,11 @@ class SavedHandler(GuardHandler):
         self.watched(kernel_id)
         body = self.body()
         self.only(body, "nonce", "client_id", "documents")
-        client_id = self.client(body.get("client_id"))
+        client_id, nonce = self.client(body.get("client_id")), body.get("nonce")
+        if not isinstance(nonce, str):
+            raise bad("nonce", "expected the text that came with the request")
         try:
-            self.commands.saved(kernel_id, body.get("nonce"), client_id, body.get("documents"))
+            self.commands.saved(kernel_id, nonce, client_id, body.get("documents"))
         except OldNonce:
             raise Mistake(409, because("old_nonce")) from None
         except UnknownClient:
@@ -289,7 +331,7 @@ class HistoryHandler(GuardHandler):
     async def get(self) -> None:
         since, kernel_id = self.moment("since"), self.get_query_argument("kernel_id", None)
         text = self.get_query_argument("limit", "100")
-        if not text.isascii() or not text.isdigit() or not 1 <= int(text[:6]) <= MAX_ROWS:
+        if re.fullmatch("[0-9]{1,4}", text) is None or not 1 <= int(text) <= MAX_ROWS:
             raise bad("limit", f"expected a number from 1 to {MAX_ROWS}")
         rows = await self.guard.recorder.ask(
             lambda history: history.transitions(since=since, kernel_id=kernel_id, limit=int(text))

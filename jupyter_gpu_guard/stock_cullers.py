@@ -1,8 +1,9 @@
 """Towards Jupyter's own cullers and the hub's: what we know to be working, kept or under way is reported as active.
 
 A kernel that works without a message looks idle to them; they would end what we spare. In `enforce` (or with
-`shield_working`) its `last_activity` is moved; work that goes on also sets the server's `last_activity_times`, which
-the hub's culler reads. Nothing is ever moved back, and idle kernels are left alone.
+`shield_working`) its `last_activity` is moved. Only work that really goes on also sets the server's
+`last_activity_times`, which the hub's culler reads: an idle kernel that is kept or warned holds no server up. Nothing
+is ever moved back.
 """
 
 from __future__ import annotations

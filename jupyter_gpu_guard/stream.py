@@ -29,6 +29,8 @@ from .wire import gpu_to_wire, kernel_to_wire, status, telemetry, warning_to_wir
 BEAT = timedelta(seconds=25)
 #: Changes are collected for so long.
 COLLECT = timedelta(seconds=1)
+#: So many messages may wait for a tab that doesn't read, such as one of a laptop that sleeps; then it is let go.
+MOST_WAITING = 120
 
 Message = dict[str, Any]
 
@@ -70,8 +72,9 @@ class Stream:
 
     def changed(self, watched: Watched) -> None:
         """A kernel changed; tell within a second."""
-        self._changed.add(watched.kernel.kernel_id)
-        self._send_later()
+        if self._sockets:
+            self._changed.add(watched.kernel.kernel_id)
+            self._send_later()
 
     def round(self) -> None:
         """A round is over: everything may have moved a little."""
@@ -111,7 +114,7 @@ class Stream:
             )
 
     def _send_later(self) -> None:
-        if self._sending is None and self._sockets:
+        if self._sending is None:
             loop = asyncio.get_running_loop()
             self._sending = loop.call_later(COLLECT.total_seconds(), self._send_changes)
 
@@ -159,6 +162,7 @@ class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):
 
     def initialize(self, stream: Stream) -> None:
         self._stream = stream
+        self._waiting = 0
 
     @property
     def ping_interval(self) -> int:
@@ -194,16 +198,21 @@ class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):
         self.send_text(json.dumps(message))
 
     def send_text(self, text: str) -> None:
-        """Send text; a socket that has gone without a goodbye is let go."""
+        """Send text; a socket that has gone without a goodbye, or takes nothing any more, is let go."""
+        if self._waiting >= MOST_WAITING:
+            self._stream.remove(self)
+            self.close(1013, "too slow")
+            return
         try:
-            sent = self.write_message(text)
+            sent = asyncio.ensure_future(self.write_message(text))
         except websocket.WebSocketClosedError:
             self._stream.remove(self)
             return
-        asyncio.ensure_future(sent).add_done_callback(_ignore)
+        self._waiting += 1
+        sent.add_done_callback(self._sent)
 
-
-def _ignore(sent: asyncio.Future[None]) -> None:
-    """Fetch the error of a write to a socket that closed meanwhile, so that nothing is logged for it."""
-    if not sent.cancelled():
-        sent.exception()
+    def _sent(self, sent: asyncio.Future[None]) -> None:
+        """The network has taken a message, or the socket closed meanwhile: an error that nobody has to read."""
+        self._waiting -= 1
+        if not sent.cancelled():
+            sent.exception()

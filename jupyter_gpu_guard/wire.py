@@ -32,8 +32,8 @@ from .record import evidence_to_wire, iso
 Json = dict[str, Any]
 
 
-def status(commands: Commands, user: str) -> Json:
-    """`GET status`."""
+def status(commands: Commands, user: str, client_id: str | None = None) -> Json:
+    """`GET status`; with the save requests to all clients, or to one."""
     guard = commands.guard
     sample = guard.state.sample
     policies = [w.policy for w in guard.state.watched.values()]
@@ -57,7 +57,7 @@ def status(commands: Commands, user: str) -> Json:
         "kernels": [kernel_to_wire(commands, watched) for watched in guard.state.watched.values()],
         "terminals": [terminal_to_wire(terminal, guard) for terminal in guard.state.terminals],
         "unattributed": [other_to_wire(other) for other in guard.state.attribution.others],
-        "save_requests": commands.open_requests(),
+        "save_requests": commands.open_requests(client_id),
     }
 
 
@@ -152,6 +152,7 @@ def kernel_to_wire(commands: Commands, watched: Watched) -> Json:
         "kernel_id": kernel.kernel_id,
         "name": kernel.name,
         "pid": kernel.pid,
+        "started": iso(kernel.started.at),
         "notebooks": list(kernel.notebooks),
         "execution_state": kernel.execution_state,
         "executing": kernel.executing > 0,

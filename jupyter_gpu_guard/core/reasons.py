@@ -95,6 +95,8 @@ TEXTS: Mapping[str, str] = {
     # mistakes of a caller
     "unknown_kernel": "there is no kernel {kernel_id}",
     "unknown_client": "there is no client {client_id}",
+    "not_allowed": "you are not signed in, or may not do this",
+    "shutting_down": "it is too late: the kernel is being shut down",
     "old_nonce": "this save request is no longer open",
     "bad_request": "{key}: {error}",
     "keep_alive_off": "extensions are switched off (keep_alive_max = 0)",

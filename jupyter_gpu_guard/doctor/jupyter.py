@@ -37,7 +37,7 @@ def server_extension() -> Finding:
         return fail(name, f"{SERVER_EXTENSION} {said} in Jupyter's configuration", remedy)
     package: Any = ExtensionPackage
     try:
-        points = package(name=SERVER_EXTENSION).extension_points.values()
+        points = package(name=SERVER_EXTENSION, enabled=True).extension_points.values()
         broken = [point.name for point in points if not point.validate()]
     except Exception as error:  # whatever an import may raise
         return fail(name, f"{SERVER_EXTENSION} cannot be loaded: {error}", "Install jupyter-gpu-guard again.")
@@ -58,14 +58,17 @@ def lab_extension() -> Finding:
     folders = jupyter_path("labextensions")
     try:
         found: Mapping[str, Any] = get_federated_extensions(folders)
-        disabled: Mapping[str, Any] = get_page_config(folders).get("disabledExtensions", {})
+        disabled: list[str] = get_page_config(folders)["disabledExtensions"]
     except (OSError, ValueError, KeyError) as error:
-        return warn(name, f"the extensions cannot be listed: {error}", "Run: jupyter labextension list")
+        return warn(name, f"the extensions cannot be listed: {error}", "Run `jupyter labextension list`.")
     if LAB_EXTENSION not in found:
         remedy = "Install jupyter-gpu-guard into the environment of JupyterLab, or set JUPYTER_PATH to where it is."
         return fail(name, f"{LAB_EXTENSION} is in none of {', '.join(folders)}", remedy)
-    if any(off and key.split(":")[0] == LAB_EXTENSION for key, off in disabled.items()):
-        return fail(name, f"{LAB_EXTENSION} is disabled", f"Run: jupyter labextension enable {LAB_EXTENSION}")
+    # A single plugin of ours can be disabled too, as name:plugin.
+    if any(entry.split(":")[0] == LAB_EXTENSION for entry in disabled):
+        return fail(
+            name, f"{LAB_EXTENSION} is disabled", f"Run `jupyter labextension enable {LAB_EXTENSION}`."
+        )
     return ok(name, f"{LAB_EXTENSION} {found[LAB_EXTENSION]['version']} is enabled")
 
 
@@ -104,9 +107,9 @@ def _kernel_half(kernel: str, spec: Mapping[str, Any]) -> Finding:
             return warn(name, found, "Run this again; if it stays so, look at the disk of its environment.")
         except OSError as error:
             found = f"{python[0]} cannot be run: {error.strerror}"
-            return warn(name, found, f"Repair its environment, or run: jupyter kernelspec remove {kernel}")
+            return warn(name, found, f"Repair its environment, or run `jupyter kernelspec remove {kernel}`.")
     if done.returncode:
-        remedy = f"Run: {' '.join(python)} -m pip install --no-deps jupyter-gpu-guard"
+        remedy = f"Run `{' '.join(python)} -m pip install --no-deps jupyter-gpu-guard`."
         return warn(name, "%gpu_guard and SimulatedGpu are missing in it; the guard itself works", remedy)
     return ok(name, "has the kernel half")
 

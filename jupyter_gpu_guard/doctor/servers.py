@@ -67,7 +67,8 @@ def _activity(server: Server, status: Json) -> Finding:
     """What keeps a server from looking idle: to Jupyter's own shutdown, to a hub, to whoever stops idle servers."""
     name = f"what keeps {server.url} active"
     now = datetime.now(timezone.utc)
-    last = words.moment(_get(server, "api/status")["last_activity"])
+    server_says = _get(server, "api/status")
+    last, started = words.moment(server_says["last_activity"]), words.moment(server_says["started"])
     kernels = _get(server, "api/kernels?no_track_activity=1")
     terminals = _terminals(server)
     reasons = [_why(kernel) for kernel in status["kernels"] if kernel["verdict"] == "active"]
@@ -83,7 +84,7 @@ def _activity(server: Server, status: Json) -> Finding:
         reasons.append(
             f"{connected} kernels have an open page, for which Jupyter's own culler may spare them"
         )
-    others = [words.moment(item["last_activity"]) for item in (*kernels, *terminals)]
+    others = [started, *(words.moment(item["last_activity"]) for item in (*kernels, *terminals))]
     if now - last < RECENT and all(last - other > LATER for other in others):
         asked = f"a request came at {words.clock(last, now)}, from no kernel and no terminal"
         remedy = (
@@ -106,24 +107,29 @@ def _judged(server: Server, status: Json) -> Finding:
     ]
     held, unknown = _seconds(server)
     lost = sum(unknown.values())
-    found = (
-        f"{words.percent(max(0.0, 1 - lost / held))} of {words.duration(held)}"
-        if held
-        else "no GPU was held yet"
-    )
-    if unknown:
+    found = _share(held, lost)
+    if lost:
         worst = max(unknown, key=unknown.__getitem__)
         found += f"; could not be judged: {words.duration(lost)}, most of it for {worst}"
     if unjudged:
         found += f"; cannot be judged now: {', '.join(unjudged)}"
-    if not unjudged and lost <= TOO_MUCH * held:
+    if not unjudged and lost <= TOO_MUCH * (held or 0.0):
         return ok(name, found)
     return warn(name, found, "See to what is named here; time that cannot be judged never counts as unused.")
 
 
-def _seconds(server: Server) -> tuple[float, dict[str, float]]:
+def _share(held: float | None, lost: float) -> str:
+    """A guard that does not count the whole can still tell what it could not judge."""
+    if held is None:
+        return "not all of it" if lost else "all of it"
+    if not held:
+        return "no kernel has held a GPU yet"
+    return f"{words.percent(max(0.0, 1 - lost / held))} of {words.duration(held)}"
+
+
+def _seconds(server: Server) -> tuple[float | None, dict[str, float]]:
     """GPU seconds held since the server started, and those that could not be judged, by reason."""
-    held, unknown = 0.0, {}
+    held, unknown = None, {}
     for family in text_string_to_metric_families(fetch(server, "metrics").decode()):
         for sample in family.samples:
             if sample.name == "jupyter_gpu_guard_held_gpu_seconds_total":

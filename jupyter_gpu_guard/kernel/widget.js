@@ -137,10 +137,15 @@ function isKept(kernel, now) {
 /** Seconds that "Keep" asks for; 0 where this kernel may not be kept. */
 export function keepSeconds(kernel, limits) {
   const most = Math.min(
-    limits?.keep_alive_max_seconds ?? 0,
+    kernel.keep_alive_max_seconds ?? limits?.keep_alive_max_seconds ?? Infinity,
     kernel.keep_alive_remaining_seconds ?? Infinity
   );
   return Math.floor(Math.min(kernel.policy.idle_timeout_seconds || 3600, most));
+}
+
+/** The server's English sentence, with its times as people read them. */
+export function localTimes(text, now) {
+  return text.replace(/\d{4}-\d\d-\d\dT[\d:.]+Z/g, time => moment(time, now));
 }
 
 class View {
@@ -242,7 +247,7 @@ class View {
     const held = kernel.gpus.map(gpu => `${share(gpu.sm_ratio)} · ${size(gpu.memory_bytes)}`);
     this.use.textContent = held.length ? `${name} ${held.join(', ')}` : '';
     this.words.textContent = words;
-    this.why.textContent = kernel.reason?.text ?? '';
+    this.why.textContent = localTimes(kernel.reason?.text ?? '', now);
     this.root.dataset.level = level;
     this.button.hidden = kernel.mode === 'observe' || keepSeconds(kernel, status.limits) <= 0;
   }

@@ -90,7 +90,7 @@ def outlook(kernel: Json, now: datetime) -> str:
         return f"kept until {clock(moment(kept), now)}"
     if kernel["mode"] == "observe":
         return "observing: nothing will be shut down"
-    if kernel["verdict"] in ("unknown", "stalled"):
+    if kernel["verdict"] != "idle":
         return text_of(kernel["reason"])
     if kernel["mode"] == "warn":
         return "only warning: nothing will be shut down"

@@ -16,8 +16,10 @@ export interface IKeepChoice {
 }
 
 /** The longest that a kernel may be kept now; 0 where its user may not keep it. */
-export function longestKeep(kernel: IKernel, mostAtOnce: number): number {
-  return Math.floor(Math.min(mostAtOnce, kernel.keep_alive_remaining_seconds ?? mostAtOnce));
+export function longestKeep(kernel: IKernel, mostAtOnce: number | null): number {
+  const once = kernel.keep_alive_max_seconds ?? mostAtOnce ?? Infinity;
+  const longest = Math.min(once, kernel.keep_alive_remaining_seconds ?? once);
+  return Number.isFinite(longest) ? Math.floor(longest) : 0;
 }
 
 /** As long as it may go unused: a plain "Keep" sets its clock back to the start. */
@@ -56,7 +58,7 @@ export class Actions {
   ) {}
 
   longest(kernel: IKernel): number {
-    return longestKeep(kernel, this.model.status?.limits.keep_alive_max_seconds ?? 0);
+    return longestKeep(kernel, this.model.status?.limits.keep_alive_max_seconds ?? null);
   }
 
   isKept(kernel: IKernel): boolean {

@@ -65,7 +65,9 @@ export class Reporter implements IDisposable {
 
   private readonly onInput = (): void => {
     this.lastInput = this.clock();
-    if (this.clock() - this.lastReport >= BETWEEN_INPUTS_MS && this.focusedKernel() !== null) {
+    const known = this.reportedInput;
+    const due = known === null || this.lastInput - known >= BETWEEN_INPUTS_MS;
+    if (due && this.focusedKernel() !== null) {
       this.send();
     }
   };
@@ -101,6 +103,7 @@ export class Reporter implements IDisposable {
     clearTimeout(this.pending);
     const report = this.report();
     this.lastReport = this.clock();
+    this.reportedInput = this.lastInput;
     this.lastSaid = JSON.stringify([report.documents, report.focused_kernel_id]);
     this.api.report(this.clientId, report).catch(() => {
       this.lastSaid = ''; // said again with the next change
@@ -128,6 +131,8 @@ export class Reporter implements IDisposable {
   private disposed = false;
   private pending: ReturnType<typeof setTimeout> | undefined;
   private lastInput: number | null = null;
+  /** The last input that the server has been told of. */
+  private reportedInput: number | null = null;
   private lastReport = -Infinity;
   private lastSaid = '';
 }

@@ -59,6 +59,8 @@ export interface IKernel {
   warnings: IWarning[];
   keep_alive_until: string | null;
   keep_alive_remaining_seconds: number | null;
+  /** The longest single extension, where the server gives it for each kernel. */
+  keep_alive_max_seconds?: number;
   mode: Mode;
   policy: { name: string; idle_timeout_seconds: number; warn_before_seconds: number[] };
   gpus: IKernelGpu[];

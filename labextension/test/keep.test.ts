@@ -11,9 +11,15 @@ describe('how long to keep', () => {
     [57600, 86400, 57600],
     [57600, 1800.9, 1800],
     [57600, null, 57600],
+    [null, 86400, 86400],
+    [null, null, 0],
     [0, 86400, 0]
-  ])('at most %i at once and %s in all make %i', (once, remaining, longest) => {
+  ])('at most %s at once and %s in all make %i', (once, remaining, longest) => {
     expect(longestKeep(kernel({ keep_alive_remaining_seconds: remaining }), once)).toBe(longest);
+  });
+
+  it("goes by the kernel's own limit where there is one", () => {
+    expect(longestKeep(kernel({ keep_alive_max_seconds: 60 }), 57600)).toBe(60);
   });
 
   it('starts the clock afresh: the idle timeout, or what is allowed', () => {

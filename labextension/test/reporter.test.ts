@@ -88,6 +88,13 @@ describe('Reporter', () => {
     expect(reports).toHaveLength(2);
   });
 
+  it('reports the first input even right after a change', async () => {
+    documents.changed.emit();
+    await pass(2_000);
+    input();
+    expect(reports.map(r => r.input_age_seconds)).toEqual([null, 0]);
+  });
+
   it('says how long ago the last input was', async () => {
     input();
     await pass(30_000);

@@ -7,6 +7,7 @@ declare module '*/kernel/widget.js' {
     kernel: IKernel,
     limits: { keep_alive_max_seconds: number | null }
   ): number;
+  export function localTimes(text: string, now: Date): string;
   export function span(seconds: number): string;
   const widget: {
     render(context: { model: { get(name: string): string }; el: HTMLElement }): () => void;

@@ -1,4 +1,4 @@
-"""Pytest plugin: the stand-in driver, its clock and a reader on one machine, for the tests of the NVML readings."""
+"""The stand-in driver, its clock and a reader on one machine, for the tests of the NVML readings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-import pytest
-
-from jupyter_gpu_guard import nvml_card
 from jupyter_gpu_guard.core.model import Gpu, GpuProcess, Instant, Sample, TelemetryState, Unknown
 from jupyter_gpu_guard.core.reasons import Reason
 from jupyter_gpu_guard.nvml import NvmlReader
@@ -115,19 +112,3 @@ def reason_of(reason: Reason | None) -> tuple[str, object]:
     assert reason is not None
     assert reason.text != reason.code  # the text could be filled in
     return reason.code, dict(reason.params).get("call")
-
-
-@pytest.fixture
-def no_mps(tmp_path, monkeypatch):
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-    monkeypatch.setattr(nvml_card, "MPS_PIPES", tmp_path / "nvidia-mps")
-
-
-@pytest.fixture
-def machine(standin, no_mps, tmp_path):
-    return Machine(standin, tmp_path)
-
-
-@pytest.fixture
-def old_machine(old_standin, no_mps, tmp_path):
-    return Machine(old_standin, tmp_path)

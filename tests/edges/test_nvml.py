@@ -15,7 +15,7 @@ from jupyter_gpu_guard.nvml_calls import SIZE_RETRIES
 from tests.edges.nvml_machine import COMPUTE, GRAPHICS, MPS, PID, REASON_OF_CODE, SAMPLES, why
 from tests.standin.driver import GIB, kernel_code
 
-pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_machine"]
+pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_fixtures"]
 
 
 def test_a_healthy_machine(machine):

@@ -12,7 +12,7 @@ from jupyter_gpu_guard.worker import Hung, Worker
 from tests.edges.nvml_machine import INIT, PID, run
 from tests.standin.driver import GIB
 
-pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_machine"]
+pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_fixtures"]
 
 
 def test_nothing_is_held_nor_called_before_the_first_reading_and_after_a_release(machine):

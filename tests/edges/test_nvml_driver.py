@@ -13,7 +13,7 @@ from jupyter_gpu_guard.core.model import TelemetryState, Unknown
 from tests.edges.nvml_machine import INIT, PID, reason_of, run, why
 from tests.standin.driver import GIB, StandInDriver
 
-pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_machine"]
+pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_fixtures"]
 
 
 # --- starting -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import pytest
 from tests.edges.nvml_machine import PID, REASON_OF_CODE, SAMPLES, why
 from tests.standin.driver import GIB
 
-pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_machine"]
+pytest_plugins = ["tests.standin.fixtures", "tests.edges.nvml_fixtures"]
 
 
 def test_no_sample_is_no_use(machine):
