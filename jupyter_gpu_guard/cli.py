@@ -26,7 +26,7 @@ from ._version import __version__
 from .config import GpuGuard, Settings
 from .core.policy import PolicyError
 from .kernel import words
-from .kernel.servers import NoAnswer, Server, ask, server_of
+from .kernel.servers import NOT_OURS, NoAnswer, Server, ask, server_of
 from .policies import check_file, explain
 
 Json = dict[str, Any]
@@ -141,9 +141,13 @@ def _servers(arguments: argparse.Namespace) -> list[Server]:
 
 def _asked(server: Server) -> tuple[Json | None, str | None]:
     try:
-        return ask(server, "status"), None
+        found = ask(server, "status")
+        list(_told(found, None))  # what can't be told is no answer
     except NoAnswer as error:
         return None, str(error)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        return None, NOT_OURS
+    return found, None
 
 
 def _told(status: Json | None, error: str | None) -> Iterable[str]:

@@ -179,6 +179,7 @@ class Guard:
         if observation is None:
             return self.state.sample, Attribution({})
         attribution, _ = attribute(observation, self._memory)
+        self.state.sample, self.state.attribution = observation.sample, attribution
         return observation.sample, attribution
 
     def _period(self) -> timedelta:
@@ -275,16 +276,6 @@ class Guard:
         if watched.life.phase is Phase.CULLED:
             return
         self._advance(watched, lifecycle.Judged(verdict, self.state.hold))
-        life = watched.life
-        watched.due = next_deadline(
-            verdict,
-            watched.policy,
-            life.started,
-            life.warnings,
-            life.keep_until,
-            life.not_before,
-            observation.now,
-        )
 
     def _advance(self, watched: Watched, event: lifecycle.Event) -> None:
         """The one place where a life moves; what it asks for is done here."""
@@ -292,6 +283,9 @@ class Guard:
         if before.phase is Phase.CULLED:
             return
         watched.life, actions = lifecycle.advance(before, event, watched.policy, self.clock())
+        self._set_deadline(
+            watched
+        )  # first, so that whoever is told below is told the deadline that holds now
         for action in actions:
             if isinstance(action, lifecycle.Record):
                 self._record(watched, before.phase, action)
@@ -306,6 +300,19 @@ class Guard:
             self._spawn(self._reclaimer.forget(watched.kernel.kernel_id, "cancelled"))
         if watched.life.phase is not before.phase or actions:
             self.on_change(watched)
+
+    def _set_deadline(self, watched: Watched) -> None:
+        life = watched.life
+        if watched.verdict is not None:
+            watched.due = next_deadline(
+                watched.verdict,
+                watched.policy,
+                life.started,
+                life.warnings,
+                life.keep_until,
+                life.not_before,
+                self.clock(),
+            )
 
     def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)
@@ -384,27 +391,11 @@ class Guard:
     def keep(self, watched: Watched, until: datetime, owner: str, note: str) -> None:
         """Extend a kernel's time. The limits have been checked."""
         self._advance(watched, lifecycle.Kept(until, owner, note))
-        self._refresh_deadline(watched)
 
     def end_keep(self, watched: Watched) -> None:
         """Take an extension back."""
         self._advance(watched, lifecycle.KeepEnded())
-        self._refresh_deadline(watched)
 
     def ask(self, watched: Watched, owner: str, save: bool) -> None:
         """A person wants the kernel ended: the same road as by policy, in every mode."""
         self._advance(watched, lifecycle.Asked(owner, save))
-
-    def _refresh_deadline(self, watched: Watched) -> None:
-        if watched.verdict is not None:
-            life = watched.life
-            watched.due = next_deadline(
-                watched.verdict,
-                watched.policy,
-                life.started,
-                life.warnings,
-                life.keep_until,
-                life.not_before,
-                self.clock(),
-            )
-        self.on_change(watched)

@@ -56,6 +56,9 @@ class Copies(Protocol):
     async def verify(self, recovery_path: str, expected_hash: str | None = None) -> bool:
         """Whether that copy reads back whole."""
 
+    async def tidy(self, recovery_paths: Iterable[str]) -> None:
+        """Take away what was prepared for copies that nobody made."""
+
     async def register(self, recovery_path: str, document: str, kernel_id: str, client_id: str) -> str | None:
         """Give it an id."""
 
@@ -238,7 +241,10 @@ class Saver:
             )
         finally:
             self.close(nonce)
-        return await self._verify(opened)
+        outcome = await self._verify(opened)
+        if outcome.kind != "silent":  # whoever was silent may still put its copy there
+            await self._recovery.tidy(path for path in opened.request.copies.values() if path is not None)
+        return outcome
 
     def close(self, nonce: str) -> None:
         """Take no more answers. Whoever waits gets what was answered so far."""

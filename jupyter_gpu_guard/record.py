@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 #: A history that takes longer than this to write counts as not writable.
 HISTORY_DEADLINE = 10.0
+#: While the history can't be written, it is tried again this often: nothing else may happen that would be written.
+RETRY_SECONDS = 3.0
 #: So many records are kept while the history can't be written; then the oldest go.
 MOST_PENDING = 1000
 
@@ -88,6 +90,7 @@ class Recorder:
         self._worker = Worker("gpu-guard-history")
         self._pending: deque[Happening] = deque(maxlen=MOST_PENDING)
         self._writing: asyncio.Task[None] | None = None
+        self._retrying: asyncio.Task[None] | None = None
         self.sinks: list[Callable[[Happening], None]] = []
         self.hold: Reason | None = None
 
@@ -99,11 +102,23 @@ class Recorder:
             if self.hold is None:
                 self._log.error("gpu_guard: the history cannot be used, culling is paused: %s", error)
             self.hold = because("cannot_record", error=str(error))
+            if self._retrying is None or self._retrying.done():
+                self._retrying = asyncio.get_running_loop().create_task(self._retry())
             raise HistoryError(str(error)) from error
-        if self.hold is not None:
+        self._lift()
+        return answer
+
+    def _lift(self) -> None:
+        """End the hold, unless something still waits to be written: a full disk can be read all the same."""
+        if self.hold is not None and not self._pending:
             self._log.info("gpu_guard: the history can be written again")
             self.hold = None
-        return answer
+
+    async def _retry(self) -> None:
+        while self.hold is not None:
+            await asyncio.sleep(RETRY_SECONDS)
+            with contextlib.suppress(HistoryError):
+                await (self._write_soon() if self._pending else self.ask(lambda history: history.record()))
 
     def record(self, happening: Happening) -> None:
         """Tell the sinks now and write it down soon; called on the event loop."""
@@ -113,10 +128,15 @@ class Recorder:
         for sink in self.sinks:
             sink(happening)
         self._pending.append(happening)
-        if self._writing is None or self._writing.done():
-            self._writing = asyncio.get_running_loop().create_task(self.flush())
+        self._write_soon()
 
-    async def flush(self) -> None:
+    def _write_soon(self) -> asyncio.Task[None]:
+        """One writer at a time, or what is pending would be written twice."""
+        if self._writing is None or self._writing.done():
+            self._writing = asyncio.get_running_loop().create_task(self._flush())
+        return self._writing
+
+    async def _flush(self) -> None:
         """Write what is pending. Leaves it pending, with `hold` set, when the history can't be written."""
         while self._pending:
             batch = list(self._pending)
@@ -127,10 +147,13 @@ class Recorder:
                 return
             for _ in batch:
                 self._pending.popleft()
+            self._lift()
 
     async def close(self) -> None:
         """Write what is pending, once, and let go of the file."""
-        await self.flush()
+        await self._write_soon()
         with contextlib.suppress(HistoryError):
             await self.ask(lambda history: history.close())
+        if self._retrying is not None:
+            self._retrying.cancel()
         self._worker.stop()

@@ -22,7 +22,7 @@ import secrets
 import stat
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -36,6 +36,7 @@ from .core.model import Instant
 T = TypeVar("T")
 
 NOTEBOOK = ".ipynb"
+IGNORE = ".gitignore"
 MAX_STEM = 100  # bytes of the document's name that a copy's name keeps: file systems end at 255
 ID = re.compile(r"[0-9a-f]{32}")
 
@@ -121,6 +122,18 @@ class RecoveryStore:
         except ContentsError as exc:
             self._log.warning("The recovery copy %s cannot be read back: %s", recovery_path, exc)
             return False
+
+    async def tidy(self, recovery_paths: Iterable[str]) -> None:
+        """Remove the folders of these offered places again where no copy was put into them."""
+
+        def remove() -> None:
+            for folder in {posixpath.dirname(path) for path in recovery_paths}:
+                local = self._contents.local_path(folder)
+                if local is not None:
+                    _remove_if_empty(local)
+
+        with suppress(RecoveryError):  # an empty folder that stays harms nobody
+            await self._blocking(remove)
 
     async def register(self, recovery_path: str, document: str, kernel_id: str, client_id: str) -> str | None:
         """Give a verified copy that a browser wrote its id, and close it to others.
@@ -284,6 +297,13 @@ def _readable(name: str, data: bytes) -> bool:
     return True
 
 
+def _remove_if_empty(folder: Path) -> None:
+    """Remove a folder that holds nothing but our own ignore file."""
+    if {entry.name for entry in folder.iterdir()} == {IGNORE}:
+        (folder / IGNORE).unlink()
+        folder.rmdir()
+
+
 def _secure_folder(folder: Path) -> None:
     """Make the folder ours alone. Refuses a link and another user's folder: whoever owns it reads what is in it."""
     status = folder.lstat()
@@ -293,7 +313,7 @@ def _secure_folder(folder: Path) -> None:
         raise RecoveryError(f"{folder} belongs to another user")
     if stat.S_IMODE(status.st_mode) != 0o700:
         folder.chmod(0o700)
-    ignore = folder / ".gitignore"
+    ignore = folder / IGNORE
     if not ignore.exists():
         _write_whole(ignore, b"*\n")
     if not os.access(folder, os.W_OK):

@@ -93,6 +93,13 @@ class GuardHandler(APIHandler):
         self.set_status(error.code)
         self.finish(json.dumps({"message": str(error), "reason": error.reason.to_wire()}))
 
+    def decode_argument(self, value: bytes, name: str | None = None) -> str:
+        """A part of the path or the query, which has to be UTF-8."""
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            raise bad(name or "path", "expected UTF-8") from None
+
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """A caller's mistake is no traceback in the log."""
         if not isinstance(value, Mistake | Refused | HistoryError):
@@ -382,7 +389,7 @@ class RecoveryHandler(GuardHandler):
 
 def handlers(commands: Commands) -> list[tuple[str, type[GuardHandler], Json]]:
     """Every route of the REST interface, relative to the server's base URL."""
-    kernel = r"(?P<kernel_id>[\w-]+)"
+    kernel = r"(?P<kernel_id>[^/]+)"
     base = r"gpu-guard/api/v1"
     routes: list[tuple[str, type[GuardHandler]]] = [
         (rf"{base}/status", StatusHandler),

@@ -169,6 +169,7 @@ def kernel_to_wire(commands: Commands, watched: Watched) -> Json:
         **deadline_to_wire(guard, watched),
         "warnings": warnings_given(watched),
         "keep_alive_until": kept_until(watched, guard.clock().at),
+        "keep_alive_max_seconds": policy.keep_alive_max.total_seconds(),
         "keep_alive_remaining_seconds": commands.keep_alive_left(watched).total_seconds(),
         "policy": policy_summary(policy),
         "gpus": [share_to_wire(share) for share in watched.usage.shares],

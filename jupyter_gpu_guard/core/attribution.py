@@ -161,7 +161,7 @@ class _Split:
                 shares.append(_share(gpu.uuid, mine))
                 if isinstance(shares[-1].sm_ratio, Unknown):
                     maybe.append((gpu.uuid, _at_least([p.row for p in mine], gpu)))
-            doubt = None if hidden else self._doubt(gpu, holding, bool(mine))
+            doubt = None if hidden else self._doubt(gpu, holding)
             if doubt is not None:
                 doubts.append(doubt)
                 maybe.append((gpu.uuid, doubt.ratio))
@@ -176,10 +176,9 @@ class _Split:
             gpu_unreadable=hidden or next(iter(unreadable), None),
         )
 
-    def _doubt(self, gpu: Gpu, holding: Holding, mine: bool) -> _Doubt | None:
+    def _doubt(self, gpu: Gpu, holding: Holding) -> _Doubt | None:
         if isinstance(gpu.processes, Unknown):
-            possible = mine or _may_hold(holding, self._memory)
-            return _Doubt(gpu.processes.reason, gpu.utilization_ratio, listed=False) if possible else None
+            return self._doubt_without_list(gpu, gpu.processes.reason, holding)
         rows = self._placed[gpu.uuid]
         why = because("unmatched_gpu_process", uuid=gpu.uuid)
         unmatched = [p.row for p in rows if p.owner is None]
@@ -199,11 +198,31 @@ class _Split:
             return _Doubt(because("pid_namespace"), in_use)
         return None
 
+    def _doubt_without_list(self, gpu: Gpu, why: Reason, holding: Holding) -> _Doubt | None:
+        """One card that fails must not hide what goes on on the others. Whoever was on it when it could be read is
+        taken to be there still; of the others only those that have a GPU open and are on no list may be on it, unless
+        nobody can be. Use of it that nobody is seen to make counts for all."""
+        was_there = {key for (uuid, _), key in self._memory.identities.items() if uuid == gpu.uuid}
+        if any(key in was_there for key, _ in holding.tree):
+            return _Doubt(why, gpu.utilization_ratio, listed=False)
+        if not _may_hold(holding, self._memory) or _out_of_reach(why):
+            return None
+        in_use = gpu.utilization_ratio
+        if isinstance(in_use, Unknown) or not holding.openers or holding.openers - self._matched:
+            return _Doubt(why, in_use, listed=False)
+        return _Doubt(why, in_use, holds=False) if in_use > 0 else None
+
     def _may_be_unlisted(self, holding: Holding) -> bool:
         """Whether a process of this kernel may be on a GPU without being matched to a row."""
         if self._memory.sees_gpu_files and holding.tree:
             return bool(holding.openers - self._matched)
         return not any(key in self._matched for key, _ in holding.tree)
+
+
+def _out_of_reach(why: Reason) -> bool:
+    """Whether nobody here can use a card: it is off the bus, or counted without being ours (nvmlDeviceGetCount_v2)."""
+    refused = why.code == "no_permission" and dict(why.params).get("call") == "nvmlDeviceGetHandleByIndex"
+    return refused or why.code in ("gpu_lost", "reset_required")
 
 
 def _is_of(placed: Placed, kernel: Kernel) -> bool:

@@ -145,13 +145,15 @@ class _Matcher:
         return any(key.pid not in listed for key in self._ownership.openers)
 
     def learnt(self, placed: Mapping[str, Sequence[Placed]]) -> AttributionMemory:
-        """A pid that is no process here once has just ended; twice in a row, or with the number of a process that has
+        """Who was on a card is remembered while its list can't be read. A pid that is no process here once has just ended; twice in a row, or with the number of a process that has
         no GPU open, it is a number of another namespace."""
+        hidden = {gpu.uuid for gpu in self._obs.sample.gpus if isinstance(gpu.processes, Unknown)}
+        kept = {row: key for row, key in self._memory.identities.items() if row[0] in hidden}
         absent = frozenset((uuid, p.row.pid) for uuid, rows in placed.items() for p in rows if p.absent)
         innocent = any(p.innocent for rows in placed.values() for p in rows)
         return replace(
             self._memory,
-            identities=self._identities,
+            identities={**kept, **self._identities},
             absent=absent,
             foreign_pids=self._memory.foreign_pids or innocent or bool(absent & self._memory.absent),
             foreign_samples=frozenset(self._foreign_samples),

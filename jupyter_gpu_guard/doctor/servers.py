@@ -43,24 +43,27 @@ def _one(server: Server) -> Iterator[Finding]:
         remedy = "Restart the server after enabling the extension; its log says why if it was not loaded."
         yield (fail if error.code == 404 else warn)(name, str(error), remedy)
         return
-    yield ok(
-        name,
-        f"version {status['version']}, mode {status['mode']}, GPU readings: {status['telemetry']['state']}",
+    try:
+        yield from _guard(name, status)
+        yield _activity(server, status)
+        yield _judged(server, status)
+    except (NoAnswer, AttributeError, KeyError, TypeError, ValueError) as error:
+        remedy = "Update jupyter_server and jupyter-gpu-guard to versions that belong together."
+        yield warn(name, f"it answered something unexpected ({error!r})", remedy)
+
+
+def _guard(name: str, status: Json) -> Iterator[Finding]:
+    """The guard by its own account, and what holds it back."""
+    found = (
+        f"version {status['version']}, mode {status['mode']}, GPU readings: {status['telemetry']['state']}"
     )
+    yield ok(name, found)
     if status["hold"]:
-        yield fail(
-            name, words.text_of(status["hold"]), "Make the history writable; until then nothing is shut down."
-        )
+        remedy = "Make the history writable; until then nothing is shut down."
+        yield fail(name, words.text_of(status["hold"]), remedy)
     if not status["policy"]["valid"]:
         remedy = "Correct the file; it is read again by itself. `policy check` lists all that is wrong."
         yield fail(name, words.text_of(status["policy"]["error"]), remedy)
-    try:
-        yield _activity(server, status)
-        yield _judged(server, status)
-    except (NoAnswer, ValueError, KeyError, TypeError) as error:
-        yield warn(
-            name, f"it answered something unexpected: {error}", "Update jupyter_server and jupyter-gpu-guard."
-        )
 
 
 def _activity(server: Server, status: Json) -> Finding:

@@ -24,7 +24,8 @@ from .widget import kernel_id
 USAGE = '%gpu_guard shows the state; %gpu_guard keep 2h "why" keeps this kernel for that long'
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
-_SPAN = re.compile("".join(rf"(?:(?P<{unit}>\d+(?:\.\d+)?){unit})?" for unit in _SECONDS))
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SPAN = re.compile("".join(f"(?:(?P<{unit}>{_NUMBER.pattern}){unit})?" for unit in _SECONDS))
 
 
 class Unguarded(Exception):
@@ -79,7 +80,7 @@ def describe(kernel: dict[str, Any], now: datetime) -> str:
 
 def seconds_of(text: str) -> float:
     """A duration in seconds from `90`, `90s`, `30m`, `1h30m`, `2d`. Raises Mistake."""
-    match = _SPAN.fullmatch(f"{text}s" if text[-1:].isdigit() else text)
+    match = _SPAN.fullmatch(f"{text}s" if _NUMBER.fullmatch(text) else text)
     parts = {} if match is None else {unit: part for unit, part in match.groupdict().items() if part}
     seconds = sum(float(part) * _SECONDS[unit] for unit, part in parts.items())
     if not seconds:
@@ -112,10 +113,8 @@ def _ask(path: str, method: str = "GET", body: dict[str, Any] | None = None) -> 
             if error.reason is not None and not unknown:
                 raise Mistake(str(error)) from None
             failures.append(f"{server.url}: {error}")
-    tried = f" ({'; '.join(failures)})" if failures else ""
-    raise Unguarded(
-        f"No GPU guard answers for this kernel: its Jupyter server was not found on this machine{tried}."
-    )
+    tried = "; ".join(failures) or "its Jupyter server was not found on this machine"
+    raise Unguarded(f"No GPU guard answers for this kernel ({tried}).")
 
 
 def _server_pid() -> int | None:

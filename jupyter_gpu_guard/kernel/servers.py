@@ -24,6 +24,9 @@ PATIENCE = 5.0
 #: Longer answers are not from the guard.
 LONGEST_ANSWER = 16 << 20
 
+#: What to say of an answer that makes no sense.
+NOT_OURS = "it answered something that is not the guard's"
+
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
 
 Json = Dict[str, Any]
@@ -87,6 +90,7 @@ def fetch(server: Server, path: str, method: str = "GET", body: Json | None = No
         headers["Authorization"] = f"token {server.token}"
     due = time.monotonic() + PATIENCE
     try:
+        _ = urlsplit(server.url).port  # raises ValueError where http.client has an error of its own
         request = urllib.request.Request(server.url + path, data, headers, method=method)
         with _opener(server).open(request, timeout=PATIENCE) as response:
             return _all_of(response, due)
@@ -106,7 +110,7 @@ def decoded(content: bytes) -> Json:
     except (ValueError, RecursionError):
         answer = None
     if not isinstance(answer, dict):
-        raise NoAnswer("it answered something that is not the guard's")
+        raise NoAnswer(NOT_OURS)
     return answer
 
 
@@ -154,7 +158,7 @@ def _refusal(error: urllib.error.HTTPError, due: float) -> NoAnswer:
         message, reason = str(said["message"]), dict(said["reason"])
     except Exception:
         message, reason = "", None
-    if reason:
+    if reason and reason.get("code") != "not_allowed":
         return NoAnswer(message, error.code, reason)
     if error.code in (401, 403):
         return NoAnswer("it refused the token", error.code)

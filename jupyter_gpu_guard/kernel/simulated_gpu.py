@@ -75,7 +75,8 @@ class SimulatedGpu:
     @property
     def utilization(self) -> float:
         """The share of the GPU's time that is taken now; set it to change what is taken between uses."""
-        return min(1.0, self._utilization + sum(self._uses.values()))
+        with self._changing:
+            return self._taken()
 
     @utilization.setter
     def utilization(self, ratio: float) -> None:
@@ -125,17 +126,20 @@ class SimulatedGpu:
         with self._changing:
             if not self._give_back.alive:
                 raise RuntimeError("this simulated GPU was closed")
-            if self.utilization > 0:
-                # It may have begun and end between two readings of the server.
-                self._last_use = (self.utilization, time.monotonic())
+            if self._taken() > 0:
+                # It may have begun and ended between two readings of the server.
+                self._last_use = (self._taken(), time.monotonic())
             yield
             self._file.write(json.dumps(self._content()).encode())
+
+    def _taken(self) -> float:
+        return min(1.0, self._utilization + sum(self._uses.values()))
 
     def _content(self) -> dict[str, float]:
         return {
             "gpu": self._gpu,
             "memory_bytes": self._memory,
-            "utilization_ratio": self.utilization,
+            "utilization_ratio": self._taken(),
             "last_use_ratio": self._last_use[0],
             "last_use_end": self._last_use[1],
         }

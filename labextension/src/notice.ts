@@ -78,7 +78,7 @@ export class Notices {
     const message = this.t.__('%1 was not shut down. %2', nameOf(kernel), why);
     const id = this.failures.get(kernelId);
     if (id === undefined || !this.manager.update({ id, message, type: 'warning' })) {
-      const shown = this.manager.notify(message, 'warning', { autoClose: false });
+      const shown = this.manager.notify(message, 'warning', { autoClose: 30_000 });
       this.failures.set(kernelId, shown);
     }
   }
@@ -211,7 +211,15 @@ export function noticeLines(stone: ITombstone, t: TranslationBundle, now: Date):
     ...stone.saved.map(saved => savedLine(saved, t)),
     ...stone.unanswered.map(tab => unansweredLine(tab, t)),
     ...lostLines(stone, t),
-    ...(stone.survivors ? [t.__('%1 of its processes are still running.', stone.survivors)] : []),
+    ...(stone.survivors
+      ? [
+          t._n(
+            'One of its processes is still running.',
+            '%1 of its processes are still running.',
+            stone.survivors
+          )
+        ]
+      : []),
     ...(stone.memory_released_bytes
       ? [t.__('%1 of GPU memory came free.', amounts.bytes(stone.memory_released_bytes, t))]
       : []),

@@ -42,7 +42,13 @@ class Params {
     return typeof value === 'number' ? value.toFixed(2) : '?';
   }
 
-  /** A name, path or count, as it is. */
+  /** How many, for plural forms. */
+  count(name: string): number {
+    const value = this.values[name];
+    return typeof value === 'number' ? value : 0;
+  }
+
+  /** A name, path as it is. */
   plain(name: string): string {
     return String(this.values[name] ?? '?');
   }
@@ -170,7 +176,8 @@ const DEADLINE: Record<string, Sentence> = {
 
 const ACTING: Record<string, Sentence> = {
   save_failed: p => p.t.__('Saving %1 failed: %2', p.plain('path'), p.plain('error')),
-  save_unanswered: p => p.t.__('%1 open tabs did not answer.', p.plain('count')),
+  save_unanswered: p =>
+    p.t._n('%1 open tab did not answer.', '%1 open tabs did not answer.', p.count('count')),
   save_conflict: p =>
     p.t.__(
       '%1 has changed on disk; the open copy went to %2.',
@@ -178,8 +185,18 @@ const ACTING: Record<string, Sentence> = {
       p.plain('recovery_path')
     ),
   postponed: p =>
-    p.t.__('Saving failed %1 times; tried again at %2.', p.plain('count'), p.time('until')),
-  survivors: p => p.t.__('%1 processes went on after the shutdown.', p.plain('count')),
+    p.t._n(
+      'Saving failed once; tried again at %2.',
+      'Saving failed %1 times; tried again at %2.',
+      p.count('count'),
+      p.time('until')
+    ),
+  survivors: p =>
+    p.t._n(
+      '%1 process went on after the shutdown.',
+      '%1 processes went on after the shutdown.',
+      p.count('count')
+    ),
   memory_not_released: p => p.t.__('%1 of GPU memory are still held.', p.size('bytes')),
   shutdown_failed: p => p.t.__('The shutdown failed: %1', p.plain('error')),
   activity_returned: p => p.t.__('It came into use again.'),

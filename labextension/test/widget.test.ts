@@ -2,6 +2,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import widget, {
   describe as say,
   keepSeconds,
+  localTimes,
   span
 } from '../../jupyter_gpu_guard/kernel/widget.js';
 import { countdown } from '../src/countdown';
@@ -121,6 +122,11 @@ describe('GpuGuardWidget in the page', () => {
     expect(el.textContent).toContain(words);
   });
 
+  it("shows the times in the server's sentence as people read them", () => {
+    const text = localTimes('running since 2026-03-02T12:30:00Z, or so', NOW);
+    expect(text).toMatch(/^running since (13:30|01:30 PM) \S+, or so$/);
+  });
+
   it('keeps its kernel', async () => {
     const el = await render();
     el.querySelector('button')?.click();
@@ -144,7 +150,8 @@ describe('GpuGuardWidget in the page', () => {
     const el = await render();
     expect(el.textContent).toContain('Observing: nothing will be shut down');
     expect(el.querySelector('button')?.hidden).toBe(true);
-    expect(keepSeconds(kernel(), { keep_alive_max_seconds: null })).toBe(0);
+    expect(keepSeconds(kernel(), { keep_alive_max_seconds: 0 })).toBe(0);
+    expect(keepSeconds(kernel(), { keep_alive_max_seconds: null })).toBe(7200);
   });
 });
 

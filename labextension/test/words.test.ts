@@ -67,6 +67,14 @@ describe('sentences', () => {
     }
   });
 
+  it.each([
+    [1, '1 open tab did not answer.'],
+    [3, '3 open tabs did not answer.']
+  ])('has a plural where it counts (%i)', (count, text) => {
+    const reason = { code: 'save_unanswered', params: { count }, text: '' };
+    expect(sentence(reason, trans, NOW)).toBe(text);
+  });
+
   it('says what the params say', () => {
     const reason = { code: 'keep_alive_used_up', params: { limit_seconds: 5400 }, text: '' };
     expect(sentence(reason, trans, NOW)).toBe(

@@ -1,4 +1,4 @@
-"""One Chromium for each module (its event loop would disturb other tests), and JupyterLab servers with a simulated GPU for the tests."""
+"""One Chromium for each module (its event loop would disturb other tests), and JupyterLab servers with the guard."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, sync_playwright
+
 from tests.browser.lab import Lab
 from tests.server.live import LiveServer
 

@@ -10,7 +10,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, BrowserContext, Locator, Page
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
+
 from tests.server.live import LiveServer
 
 #: A cell that makes its kernel hold 4 GiB of the simulated GPU and use it from then on.
@@ -74,7 +75,19 @@ class NotebookPage:
         self.server = server
         page.set_default_timeout(20_000)
         page.locator(".jp-Notebook .jp-Cell").first.wait_for(timeout=40_000)
-        page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(timeout=40_000)
+        self.wait_for_kernel()
+
+    def wait_for_kernel(self) -> None:
+        """Wait until this page is connected to its kernel: what is pressed before that is lost."""
+        name = self.page.url.split("?")[0].rsplit("/", 1)[-1]
+
+        def connected() -> bool:
+            kernels = {k["id"]: k for k in self.server.get("api/kernels?no_track_activity=1")}
+            mine = [k for k in self.server.guard()["kernels"] if name in k["notebooks"]]
+            return any(kernels.get(k["kernel_id"], {}).get("connections", 0) > 0 for k in mine)
+
+        self.server.until(connected, 40, "the page has no kernel")
+        self.page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]").first.wait_for(timeout=40_000)
 
     @property
     def item(self) -> Locator:
@@ -92,9 +105,17 @@ class NotebookPage:
         return self.page.locator(".jp-GpuGuard-use")
 
     def run_cell(self, index: int = 0) -> None:
-        """Click into a cell and run it."""
-        self.page.locator(".jp-Notebook .jp-Cell .cm-content").nth(index).click()
-        self.page.keyboard.press("Control+Enter")
+        """Click into a cell and run it; press again if JupyterLab was not ready for the key."""
+        prompt = self.page.locator(".jp-Notebook .jp-Cell .jp-InputPrompt").nth(index)
+        for _ in range(5):
+            self.page.locator(".jp-Notebook .jp-Cell .cm-content").nth(index).click()
+            self.page.keyboard.press("Control+Enter")
+            try:
+                expect(prompt).not_to_have_text("[ ]:", timeout=4_000)
+                return
+            except AssertionError:
+                continue
+        raise AssertionError("the cell did not run")
 
     def edit_cell(self, index: int, text: str) -> None:
         """Type at the end of a cell."""
@@ -112,4 +133,5 @@ class NotebookPage:
         folder = os.environ.get("GPU_GUARD_SCREENSHOTS")
         if folder:
             Path(folder).mkdir(parents=True, exist_ok=True)
+            self.page.wait_for_timeout(700)  # notifications slide in
             self.page.screenshot(path=str(Path(folder) / f"{name}.png"))

@@ -1,4 +1,4 @@
-"""The main job as a person sees it in a real browser: use, countdown, warning, Keep, and a shutdown that loses nothing."""
+"""The main job as a person sees it: use, countdown, warning, Keep, and a shutdown that loses nothing."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from playwright.sync_api import expect
+
 from tests.browser.lab import USE_GPU, Lab, NotebookPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(240)]
@@ -47,7 +48,9 @@ def test_use_countdown_warning_keep_and_shutdown(start_lab: Callable[..., Lab]) 
     before = kernel_of(lab, "story.ipynb")["deadline"]
     warning.get_by_role("button", name="Keep", exact=True).click()
     lab.server.until(
-        lambda: parse(kernel_of(lab, "story.ipynb")["deadline"]) > parse(before), 10, "the deadline did not move"
+        lambda: parse(kernel_of(lab, "story.ipynb")["deadline"]) > parse(before),
+        10,
+        "the deadline did not move",
     )
     expect(warning).to_have_count(0)
     expect(page.words).to_contain_text("kept", timeout=10_000)
@@ -59,9 +62,12 @@ def test_use_countdown_warning_keep_and_shutdown(start_lab: Callable[..., Lab]) 
     notice = page.notification("was shut down at")
     expect(notice).to_contain_text("story.ipynb")
     page.shot("5-notice")
-    gpus = lab.server.guard()["gpus"]
-    assert gpus[0]["processes"] == []
-    assert gpus[0]["memory_used_bytes"] < 1 << 30
+    gpu = lab.server.guard()["gpus"][0]
+    assert gpu["processes"] == []
+    assert gpu["memory_used_bytes"] < 1 << 30
+    assert not (lab.server.root / "gpu_guard_recovery").exists(), (
+        "nothing is left behind where no copy was needed"
+    )
     stone = lab.server.guard(f"tombstones/{kernel_id}")
     assert stone["reason"]["code"] == "idle_timeout"
     assert [saved["outcome"] for saved in stone["saved"]] == ["saved"]

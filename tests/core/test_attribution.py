@@ -182,6 +182,13 @@ def test_two_kernels_do_not_share() -> None:
     }
 
 
+def test_a_kernel_below_another_server_that_lost_its_parent_is_no_orphan() -> None:
+    """Its server lives, although that was started with nohup: the topmost of the chain carries no marker."""
+    theirs = (process(300, INIT), process(310, 300, marker="theirs", opens_gpu=True))
+    result, _ = run(sample(gpu(row(310))), scan(KERNEL, *theirs))
+    assert [other.owner for other in result.others] == ["unattributed"]
+
+
 def test_the_marker_that_the_server_itself_has_says_nothing() -> None:
     """A server that was started from a kernel of another server hands that kernel's marker to everything."""
     base = (BASE[0], BASE[1], replace(BASE[2], marker="outer"))

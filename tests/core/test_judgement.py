@@ -105,7 +105,7 @@ class Timeline:
             values |= {"executing_since": at(now), "last_execution_start": at(now)}
         if self.kernel.executing and not seen.busy:
             values |= {"executing_since": None, "last_execution_end": at(now)}
-        self.kernel = replace(self.kernel, **values)  # type: ignore[arg-type]
+        self.kernel = replace(self.kernel, **values)
 
     def _usage(self, seen: Moment) -> Usage:
         measured = at(self.now - self.now % MINUTE) if self.now >= MINUTE else None
@@ -564,6 +564,13 @@ def test_a_long_hole_starts_the_stalled_clock_afresh() -> None:
     assert line.run(STUCK, HOUR).kind is STALLED
 
 
+def test_a_stuck_kernel_that_cannot_be_read_any_more_is_unknown() -> None:
+    line = Timeline()
+    assert line.run(STUCK, 3 * HOUR).kind is STALLED
+    assert told(line.look(replace(TELEMETRY_LOST, busy=True), line.now + STEP)) == (UNKNOWN, "gpu_lost")
+    assert line.look(STUCK, line.now + STEP).kind is STALLED
+
+
 def test_stalled_timeout_0_means_never() -> None:
     line = Timeline(policy(stalled_timeout=timedelta(0)))
     assert told(line.run(STUCK, 10 * HOUR, 30)) == (ACTIVE, "executing")
@@ -653,18 +660,24 @@ def play(line: Iterable[tuple[Moment, float]]) -> list[Verdict]:
     return [timeline.look(seen, timeline.now + step) for seen, step in line]
 
 
+def _larger(one: Reading, two: Reading) -> Reading:
+    return one if isinstance(one, Unknown) or isinstance(two, Unknown) else max(one, two)
+
+
 @given(line=LINES, index=st.integers(0, 29), use=USE)
 def test_more_activity_never_makes_idle_for_longer(
     line: list[tuple[Moment, float]], index: int, use: Moment
 ) -> None:
     where = index % len(line)
     seen, step = line[where]
-    busier = replace(seen, sm=use.sm, codec=use.codec, io=use.io, busy=use.busy or seen.busy)
-    changed = [
-        *line[:where],
-        (busier if not isinstance(seen.sm, Unknown) else seen, step),
-        *line[where + 1 :],
-    ]
+    busier = replace(
+        seen,
+        sm=_larger(seen.sm, use.sm),
+        codec=_larger(seen.codec, use.codec),
+        io=_larger(seen.io, use.io),
+        busy=use.busy or seen.busy,
+    )
+    changed = [*line[:where], (busier, step), *line[where + 1 :]]
     for before, after in zip(play(line), play(changed), strict=True):
         assert after.idle_for <= before.idle_for
 

@@ -117,6 +117,8 @@ def test_without_a_server_it_says_what_to_do(capsys):
         (says(b"<html>", 404), "no guard runs in it"),
         (says(b"<html>login</html>"), "it answered something that is not the guard's"),
         (says([1]), "it answered something that is not the guard's"),
+        (says({"status": "ok"}), "it answered something that is not the guard's"),
+        (says(status(kernel(deadline=5))), "it answered something that is not the guard's"),
         (says(b"[" * 100_000), "it answered something that is not the guard's"),
         (says({"message": "Forbidden", "reason": None}, 403), "it refused the token"),
         (says(b"", 500), "it answered with the error 500"),

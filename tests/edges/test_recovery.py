@@ -247,3 +247,20 @@ async def test_copies_kept_at_the_same_time_all_get_through(store_with):
     books = [BOOK + b" " * i for i in range(8)]
     copies = await asyncio.gather(*(store.store(book, "work/a.ipynb", "k", "c") for book in books))
     assert [(await store.open(copy.id))[0] for copy in copies] == books
+
+
+async def test_a_place_that_nobody_used_is_taken_away_again(store_with, root):
+    store = store_with("gpu_guard_recovery")
+    offered = await store.recovery_path_for("work/nb.ipynb", "client", "nonce")
+    assert (root / offered).parent.is_dir()
+    await store.tidy([offered])
+    assert not (root / offered).parent.exists()
+    assert (root / "work").is_dir()
+
+
+async def test_a_place_with_a_copy_stays(store_with, root):
+    store = store_with("gpu_guard_recovery")
+    offered = await store.recovery_path_for("work/nb.ipynb", "client", "nonce")
+    (root / offered).write_text("copy")
+    await store.tidy([offered])
+    assert (root / offered).read_text() == "copy"

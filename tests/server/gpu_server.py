@@ -130,9 +130,7 @@ class GpuServer(LiveServer):
         number = len(self._loads)
         ready, halt = self.folder / f"load-{number}.ready", self.folder / f"load-{number}.halt"
         gi, ci = instance
-        work = WORK.format(
-            gpu=gpu, memory=memory, sm=sm, gi=gi, ci=ci, ready=str(ready), halt=str(halt)
-        )
+        work = WORK.format(gpu=gpu, memory=memory, sm=sm, gi=gi, ci=ci, ready=str(ready), halt=str(halt))
         self.run(kernel_id, f"code = {kernel_code(work)!r}\n{STARTERS[how]}")
         self.until(ready.exists, 20, f"the load of kernel {kernel_id} does not start", step=0.02)
         load = Load(int(ready.read_text()), halt)
@@ -168,7 +166,9 @@ class GpuServer(LiveServer):
             found = {} if kernel is None else {key: _plain(kernel[key]) for key in wanted}
             return kernel if found == wanted else None
 
-        kernel = self.until(there, timeout, f"kernel {kernel_id} never had {wanted}: {self.kernel(kernel_id)}")
+        kernel = self.until(
+            there, timeout, f"kernel {kernel_id} never had {wanted}: {self.kernel(kernel_id)}"
+        )
         assert kernel is not None
         return kernel
 

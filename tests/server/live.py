@@ -91,7 +91,7 @@ class LiveServer:
         self.process = subprocess.Popen(
             command, stdout=self.log.open("ab"), stderr=subprocess.STDOUT, env=self._env, cwd=self.folder
         )
-        self.until(lambda: self.answers(), timeout, "the server does not answer")
+        self.until(self.answers, timeout, "the server does not answer")
         return self
 
     def answers(self) -> bool:

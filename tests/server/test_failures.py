@@ -6,11 +6,11 @@ Every scene is a real server on a stand-in driver; the scenes are played side by
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ import pytest
 
 from tests.edges.small_disk import fill, small_disk
 from tests.server.gpu_server import GIB, GpuServer, is_alive, moment
-from tests.standin.driver import StandInDriver
+from tests.standin.driver import StandInDriver, kernel_code
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -66,15 +66,21 @@ def scenes(
 ) -> dict[str, Future[Any]]:
     """All scenes, under way."""
     empty = tmp_path_factory.mktemp("library-folder")
-    blocked = tmp_path_factory.mktemp("history") / "folder"
+    histories = tmp_path_factory.mktemp("histories")
+    blocked, disk = histories / "file", histories / "disk"
     blocked.touch()
-    unrecorded = make_server(*OPTIONS, f"GpuGuard.history_path={blocked / 'history.sqlite'}")
+
+    def server(history: Path) -> GpuServer:
+        return make_server(*OPTIONS, f"GpuGuard.history_path={history / 'history.sqlite'}")
+
     return {
         "cards": beside(play_cards, make_server(*OPTIONS, gpus=len(FAULTS) + 3)),
         "driver": beside(play_driver, make_server(*OPTIONS)),
         "library": beside(play_library, make_server(*OPTIONS, env={"LD_LIBRARY_PATH": str(empty)}), empty),
         "numbers": beside(play_numbers, make_server(*OPTIONS)),
-        "unrecorded": beside(play_unrecorded, unrecorded, blocked),
+        "asleep": beside(play_asleep, make_server(*OPTIONS)),
+        "no_folder": beside(play_no_folder, server(blocked), blocked),
+        "full_disk": beside(play_full_disk, server(disk), disk),
     }
 
 
@@ -244,7 +250,9 @@ def play_driver(server: GpuServer) -> Driver:
         spared.rest()
         telemetry, seen = played.telemetry[outage.name], played.spared[outage.name] = [], Seen()
 
-        def look(status: dict[str, Any], telemetry: list[dict[str, Any]] = telemetry, seen: Seen = seen) -> None:
+        def look(
+            status: dict[str, Any], telemetry: list[dict[str, Any]] = telemetry, seen: Seen = seen
+        ) -> None:
             telemetry.append(status["telemetry"])
             seen.look(kernel, status)
 
@@ -440,47 +448,109 @@ def test_once_the_numbers_fit_the_spared_are_ended(scenes):
         assert (tombstone["cause"], tombstone["memory_released_bytes"]) == ("idle", GIB)
 
 
-# --- nobody looks, nothing can be written ---------------------------------------------------------------------------
+# --- nobody looks ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
-class Unrecorded:
-    asleep: tuple[int, int]
-    awake: tuple[bool, int]
-    asleep_again: tuple[int, int]
-    no_folder: Seen
-    holds: list[Any]
-    full_disk: Seen | None = None
-    full_holds: list[Any] = field(default_factory=list)
-    hold_after: Any = None
+class Asleep:
+    """The driver's own counters: calls in a while, and inits that are held."""
+
+    before: tuple[int, int]
+    in_use: int
+    after: tuple[int, int]
+    looked_at: dict[str, Any]
 
 
-def play_unrecorded(server: GpuServer, folder: Path) -> Unrecorded:
-    """The driver is left alone until a kernel opens a GPU, and again once it is closed; all that only by the driver's
-    own counters, for whoever asks the server wakes it. Then an idle kernel waits for a history that can be written."""
+def play_asleep(server: GpuServer) -> Asleep:
+    """The driver is left alone until a kernel opens a GPU, and again once it is closed. Nobody asks the server
+    anything meanwhile, for whoever does wakes the driver."""
     driver = server.start().driver
-    kernel = server.start_kernel("idle")
+    kernel = server.start_kernel()
     server.run(kernel, "1")
 
     def quiet() -> tuple[int, int]:
         driver.reset_calls()
-        _pause(3)
+        time.sleep(3)
         return driver.calls(), driver.held_inits
 
-    asleep = quiet()
-    server.run(kernel, "open('gpu.py', 'w').close()")
-    server.run(kernel, _context("gpu = Context(memory=1 << 30, sm=50)"))
-    server.until(lambda: driver.calls(SAMPLES) > 3, 20, "the driver is not read")
-    awake = (driver.calls(SAMPLES) > 3, driver.held_inits)
+    before = quiet()
+    server.run(kernel, kernel_code("gpu = Context(memory=1 << 30, sm=50)"))
+    server.until(lambda: driver.calls(SAMPLES) > 6, 20, "the driver is not read")
+    in_use = driver.held_inits
     server.run(kernel, "gpu.close()")
     server.until(lambda: driver.held_inits == 0, 20, "the driver is not let go")
-    played = Unrecorded(asleep, awake, quiet(), Seen(), [])
+    after = quiet()
+    assert server.guard()
+    server.until(lambda: driver.calls(SAMPLES) > 0, 20, "a look does not wake the driver")
+    return Asleep(before, in_use, after, server.guard()["telemetry"])
 
+
+def test_while_nobody_has_a_gpu_open_the_driver_is_left_alone(scenes):
+    asleep = scenes["asleep"].result()
+    assert asleep.before == (0, 0)
+    assert asleep.after == (0, 0)
+
+
+def test_reading_resumes_when_a_kernel_opens_a_gpu_or_somebody_looks(scenes):
+    asleep = scenes["asleep"].result()
+    assert asleep.in_use == 1
+    assert asleep.looked_at["state"] == "ok"
+
+
+# --- nothing can be written -----------------------------------------------------------------------------------------
+
+
+@dataclass
+class Unwritten:
+    seen: Seen
+    holds: list[str | None]
+    hold_after: Any
+
+
+def play_unwritten(server: GpuServer, free: Callable[[], object]) -> Unwritten:
+    """An idle kernel while the history can't be written, until `free` helps."""
+    kernel = server.start_kernel("idle")
     server.load(kernel).rest()
-    _watch_hold(server, kernel, played.no_folder, played.holds)
-    folder.unlink()
-    played.no_folder.tombstone = server.culled(kernel)
+    played = Unwritten(Seen(), [], None)
+
+    def look(status: dict[str, Any]) -> None:
+        played.seen.look(kernel, status)
+        played.holds.append(status["hold"] and status["hold"]["code"])
+
+    server.watch(2 * LONG_ENOUGH, look)
+    free()
+    played.seen.tombstone = server.culled(kernel)
     played.hold_after = server.guard()["hold"]
-    if os.geteuid() == 0:
-        _play_full_disk(server, folder, played)
     return played
+
+
+def play_no_folder(server: GpuServer, folder: Path) -> Unwritten:
+    """Where the history's folder should be is a file, from the start."""
+    server.start()
+    return play_unwritten(server, folder.unlink)
+
+
+def play_full_disk(server: GpuServer, disk: Path) -> Unwritten:
+    """The disk fills up under a history that has been written."""
+    with small_disk(disk, 256):
+        server.start()
+        filler = fill(disk)
+        return play_unwritten(server, filler.unlink)
+
+
+@pytest.mark.parametrize("scene", ["no_folder", "full_disk"])
+def test_nobody_is_ended_while_nothing_can_be_written(scenes, scene):
+    unwritten = scenes[scene].result()
+    assert unwritten.holds[-1] == "cannot_record"
+    assert unwritten.seen.states <= {"active", "idle", "warned"}
+    assert unwritten.seen.last["verdict"] == "idle"
+
+
+@pytest.mark.parametrize("scene", ["no_folder", "full_disk"])
+def test_it_is_ended_once_it_can_be_written_down(scenes, scene):
+    unwritten = scenes[scene].result()
+    assert unwritten.hold_after is None
+    assert (unwritten.seen.tombstone["cause"], unwritten.seen.tombstone["memory_released_bytes"]) == (
+        "idle",
+        GIB,
+    )

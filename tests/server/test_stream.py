@@ -1,0 +1,298 @@
+"""The stream, on a real server: what open tabs are told, whom a save is asked of, and what it costs.
+
+One scene is played for most tests: a kernel falls idle, its people are warned, asked to save, and it is shut down,
+while some of those who listen behave badly.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+import websocket
+from prometheus_client.parser import text_string_to_metric_families
+
+from jupyter_gpu_guard import stream as stream_module
+from tests.server.gpu_server import GpuServer
+from tests.server.listeners import Listener, address, connect, listen, reset
+from tests.server.wire_schemas import check
+
+API = "gpu-guard/api/v1"
+STREAM = f"{API}/stream"
+
+
+@dataclass
+class Scene:
+    """Who listened, and what the server was like afterwards."""
+
+    server: GpuServer
+    kernel_id: str
+    first: Listener
+    second: Listener
+    passer_by: Listener
+    shouting: Listener
+    kernel_pings: int
+
+
+@pytest.fixture(scope="module")
+def server(make_server: Callable[..., GpuServer]) -> GpuServer:
+    """Jupyter's own pings are made frequent, so that one on the stream would show."""
+    server = make_server(
+        "GpuGuard.mode=enforce",
+        "GpuGuard.idle_timeout=6",
+        "ServerApp.tornado_settings={'ws_ping_interval': 300}",
+    )
+    server.start()
+    return server
+
+
+@pytest.fixture(scope="module")
+def scene(server: GpuServer) -> Scene:
+    kernel_id = server.start_kernel("nb.ipynb")
+    load = server.load(kernel_id)
+    document = {"path": "nb.ipynb", "kernel_id": kernel_id, "dirty": True}
+    for name in ("first", "second"):
+        code, _ = server.request("POST", f"{API}/clients/{name}", {"documents": [document]})
+        assert code == 204
+    listeners = {name: listen(server, name) for name in ("first", "second", "passer-by", "shouting")}
+    broken = connect(server, f"{STREAM}?client_id=broken")
+    loud = listeners["shouting"].socket
+    for rubbish in ("rubbish", json.dumps({"type": "cull", "kernel_id": kernel_id}), "[" * 10_000):
+        loud.send(rubbish)
+    loud.send_binary(b"\xff\xfe\x00")
+    reset(broken)
+    mangled = connect(server, f"{STREAM}?client_id=mangled")
+    mangled.send(b"\xff\xff", opcode=websocket.ABNF.OPCODE_TEXT)  # a text that is no text ends this socket alone
+    kernel_socket = Listener("kernel", connect(server, f"api/kernels/{kernel_id}/channels"))
+    load.rest()
+    first, second = listeners["first"], listeners["second"]
+    for page in (first, second):
+        (request,) = server.until(lambda page=page: page.all("save_request"), 30, "no request to save")
+        digest = hashlib.sha256((server.root / "nb.ipynb").read_bytes()).hexdigest()
+        said = {"path": "nb.ipynb", "outcome": "clean", "hash": digest}
+        answer = {"nonce": request["nonce"], "client_id": page.client_id, "documents": [said]}
+        code, body = server.request("POST", f"{API}/kernels/{kernel_id}/saved", answer)
+        assert code == 204, body
+    server.until(lambda: first.all("culled") and first.all("change")[-1]["removed"], 30, "no word of the end")
+    time.sleep(0.5)
+    for listener in (*listeners.values(), kernel_socket):
+        listener.close()
+    return Scene(
+        server, kernel_id, first, second, listeners["passer-by"], listeners["shouting"], kernel_socket.pings
+    )
+
+
+def test_the_first_message_is_the_whole_status(scene: Scene) -> None:
+    for listener in (scene.first, scene.second, scene.passer_by, scene.shouting):
+        message = listener.messages[0][1]
+        assert message["type"] == "status"
+        assert [k["kernel_id"] for k in message["status"]["kernels"]] == [scene.kernel_id]
+        assert len(message["status"]["gpus"]) == 2
+
+
+def test_every_message_is_what_its_schema_says(scene: Scene) -> None:
+    kinds = set()
+    for listener in (scene.first, scene.second, scene.passer_by, scene.shouting):
+        for _, message in listener.messages:
+            check("stream", message)
+            kinds.add(message["type"])
+    assert kinds == {"status", "change", "warning", "save_request", "culled"}
+
+
+def test_changes_come_at_most_once_a_second(scene: Scene) -> None:
+    times = scene.first.times("change")
+    assert len(times) >= 5
+    # The server sends a second apart; on the way here two may come a little closer.
+    assert min(b - a for a, b in zip(times, times[1:], strict=False)) > 0.8
+    states = [k["state"] for m in scene.first.all("change") for k in m["kernels"]]
+    assert list(dict.fromkeys(states))[0] == "active"
+    assert "warned" in states
+    assert scene.first.all("change")[-1]["removed"] == [scene.kernel_id]
+    assert [len(m["removed"]) for m in scene.first.all("change")].count(1) == 1
+
+
+def test_everybody_is_warned_at_once(scene: Scene) -> None:
+    for listener in (scene.first, scene.passer_by, scene.shouting):
+        (message,) = listener.all("warning")
+        assert message["kernel_id"] == message["kernel"]["kernel_id"] == scene.kernel_id
+        assert message["warning"]["lead_seconds"] == 3.0
+        assert message["kernel"]["state"] == "warned"
+    (warned,), (asked,) = scene.first.times("warning"), scene.first.times("save_request")
+    assert asked - warned > 2.5
+
+
+def test_only_those_who_hold_a_document_are_asked_to_save(scene: Scene) -> None:
+    assert scene.passer_by.all("save_request") == scene.shouting.all("save_request") == []
+    (one,), (other,) = scene.first.all("save_request"), scene.second.all("save_request")
+    assert one["nonce"] == other["nonce"]
+    assert datetime.fromisoformat(one["deadline"]).tzinfo is not None
+    (mine,), (yours,) = one["documents"], other["documents"]
+    assert mine["path"] == yours["path"] == "nb.ipynb"
+    assert mine["recovery_path"].startswith("gpu_guard_recovery/nb-")
+    assert mine["recovery_path"] != yours["recovery_path"]
+
+
+def test_everybody_learns_of_the_end(scene: Scene) -> None:
+    for listener in (scene.first, scene.passer_by, scene.shouting):
+        (message,) = listener.all("culled")
+        assert message["reason"]["code"] == "idle_timeout"
+        stone = scene.server.guard(message["tombstone_url"])
+        assert (stone["kernel_id"], stone["cause"]) == (scene.kernel_id, "idle")
+        assert [d["outcome"] for d in stone["saved"]] == ["clean", "clean"]
+
+
+def test_there_are_no_protocol_pings(scene: Scene) -> None:
+    assert scene.kernel_pings > 10  # Jupyter's own sockets have them, so this server does send pings
+    assert [listener.pings for listener in (scene.first, scene.second, scene.passer_by)] == [0, 0, 0]
+
+
+def test_rubbish_and_broken_sockets_hurt_nobody_else(scene: Scene) -> None:
+    heard = [
+        [message for _, message in listener.messages if message["type"] != "status"]
+        for listener in (scene.shouting, scene.passer_by)
+    ]
+    shortest = min(map(len, heard))  # they left one after the other
+    assert heard[0][:shortest] == heard[1][:shortest]
+    assert "culled" in [message["type"] for message in heard[0][:shortest]]
+    assert "Traceback" not in scene.server.tail(10_000)
+
+
+@pytest.mark.parametrize(
+    ("query", "token", "status"),
+    [
+        ("?client_id=a", "", 403),
+        ("?client_id=a", "wrong", 403),
+        ("", None, 400),
+        ("?client_id=", None, 400),
+        ("?client_id=a/b", None, 400),
+        ("?client_id=" + "x" * 65, None, 400),
+        ("?client_id=%ff", None, 400),
+    ],
+)
+def test_who_is_not_let_in(server: GpuServer, query: str, token: str | None, status: int) -> None:
+    with pytest.raises(websocket.WebSocketBadStatusException) as caught:
+        connect(server, STREAM + query, token)
+    assert caught.value.status_code == status
+
+
+def test_other_sites_are_not_let_in(server: GpuServer) -> None:
+    header = [f"Authorization: token {server.token}"]
+    with pytest.raises(websocket.WebSocketBadStatusException) as caught:
+        websocket.create_connection(
+            address(server, f"{STREAM}?client_id=a"), header=header, origin="http://example.org", timeout=20
+        )
+    assert caught.value.status_code == 403
+
+
+def rounds(server: GpuServer) -> float:
+    """How many rounds the guard has made."""
+    code, text = server.request("GET", "metrics")
+    assert code == 200
+    for family in text_string_to_metric_families(text.decode()):
+        for sample in family.samples:
+            if sample.name == "jupyter_gpu_guard_round_duration_seconds_count":
+                return sample.value
+    raise AssertionError("the rounds are not counted")
+
+
+def test_listeners_and_pollers_cost_no_readings_of_their_own(server: GpuServer) -> None:
+    name, gpus = "nvmlDeviceGetUtilizationRates", 2
+    listeners = [listen(server, f"many-{i}") for i in range(20)]
+    stop = threading.Event()
+    answers: list[int] = []
+
+    def poll() -> None:
+        while not stop.wait(0.3):
+            answers.append(server.request("GET", f"{API}/status")[0])
+
+    threads = [threading.Thread(target=poll) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    before = rounds(server)
+    calls = server.driver.calls(name)
+    server.until(lambda: rounds(server) >= before + 5, 60, "no rounds are made")
+    calls = server.driver.calls(name) - calls
+    made = rounds(server) - before
+    stop.set()
+    for thread in threads:
+        thread.join()
+    for listener in listeners:
+        listener.close()
+    assert len(answers) > 40
+    assert set(answers) == {200}
+    assert all(len(listener.all("change")) >= 2 for listener in listeners)
+    # Of a round that is under way at either end, the calls may be counted and the round not.
+    assert gpus * (made - 1) <= calls <= gpus * (made + 1)
+
+
+# --- in this process ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def jp_server_config() -> dict[str, Any]:
+    return {
+        "ServerApp": {"jpserver_extensions": {"jupyter_gpu_guard": True}},
+        "GpuGuard": {"gpu_source": "none"},
+    }
+
+
+async def next_of(connection: Any, kind: str) -> dict[str, Any]:
+    while True:
+        message = json.loads(await asyncio.wait_for(connection.read_message(), 20))
+        if message["type"] == kind:
+            return dict(message)
+
+
+async def test_a_quiet_stream_shows_that_it_lives(
+    jp_serverapp: Any, jp_ws_fetch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert timedelta(seconds=20) < stream_module.BEAT < timedelta(seconds=30)  # proxies close after a minute
+    monkeypatch.setattr(stream_module, "BEAT", timedelta(seconds=0.2))
+    connection = await jp_ws_fetch("gpu-guard", "api", "v1", "stream", params={"client_id": "a"})
+    assert (await next_of(connection, "status"))["status"]["kernels"] == []
+    times = [(await next_of(connection, "beat"))["server_time"] for _ in range(3)]
+    assert sorted(set(times)) == times
+    connection.close()
+
+
+async def test_who_does_not_read_is_let_go_and_the_others_read_on(
+    jp_serverapp: Any, jp_ws_fetch: Any, jp_http_port: int, jp_base_url: str, jp_auth_header: dict[str, str]
+) -> None:
+    (app,) = jp_serverapp.extension_manager.extension_apps["jupyter_gpu_guard"]
+    stream = app._built.stream
+    asleep = socket.create_connection(("127.0.0.1", jp_http_port))
+    request = [
+        f"GET {jp_base_url}gpu-guard/api/v1/stream?client_id=asleep HTTP/1.1",
+        "Host: 127.0.0.1",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Version: 13",
+        "Sec-WebSocket-Key: c2xlZXBpbmcgY2xpZW50IQ==",
+        *[f"{name}: {value}" for name, value in jp_auth_header.items()],
+    ]
+    asleep.sendall("\r\n".join([*request, "", ""]).encode())
+    connection = await jp_ws_fetch("gpu-guard", "api", "v1", "stream", params={"client_id": "awake"})
+    while len(stream) < 2:
+        await asyncio.sleep(0.01)
+    sent = 0
+    while len(stream) == 2 and sent < 2000:
+        for one in list(stream._sockets):
+            one.send({"type": "beat", "server_time": "x" * 50_000})
+        sent += 1
+        await next_of(connection, "beat")
+    assert len(stream) == 1
+    assert sent < 2000
+    for one in list(stream._sockets):
+        one.send({"type": "beat", "server_time": "end"})
+    assert (await next_of(connection, "beat"))["server_time"] == "end"
+    connection.close()
+    asleep.close()
