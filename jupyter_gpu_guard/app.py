@@ -7,7 +7,9 @@ policy file, history) is reported by the guard and never stops a server.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import getpass
+import grp
 import hashlib
 import os
 import re
@@ -32,6 +34,7 @@ from .extensions import Extensions
 from .guard import Guard, instant
 from .history import History
 from .kernels import KernelWatch
+from .labels import Labels
 from .metrics import Metrics
 from .notebooks import Saver
 from .nvml import NvmlReader, gpu_present
@@ -122,6 +125,8 @@ class Assembly:
             self.reclaimer,
             self.recorder,
             extensions,
+            Labels(self.contents, log),
+            _groups(),
             PolicyFile(settings.policy_file, settings.layers) if settings.policy_file else None,
             log,
             instant,
@@ -213,6 +218,15 @@ def terminals_of(web_settings: dict[str, Any]) -> Callable[[], tuple[Terminal, .
         return tuple(found)
 
     return terminals
+
+
+def _groups() -> tuple[str, ...]:
+    """The names of the groups that this server's user is in, on this machine."""
+    names = []
+    for number in os.getgroups():
+        with contextlib.suppress(KeyError):  # a group without a name
+            names.append(grp.getgrgid(number).gr_name)
+    return tuple(names)
 
 
 def _user() -> str:

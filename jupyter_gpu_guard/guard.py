@@ -39,6 +39,7 @@ from .core.reasons import Reason, because
 from .extensions import Extensions, Kept
 from .history import HistoryError
 from .kernels import KernelWatch
+from .labels import Labels
 from .observer import Observer
 from .policies import PolicyFile
 from .reclaim import Case, Reclaimer
@@ -95,6 +96,8 @@ class Guard:
         reclaimer: Reclaimer,
         recorder: Recorder,
         extensions: Extensions,
+        labels: Labels,
+        groups: tuple[str, ...],
         policy_file: PolicyFile | None,
         log: Logger,
         clock: Callable[[], Instant],
@@ -104,6 +107,8 @@ class Guard:
         self.watch = watch
         self.recorder = recorder
         self.extensions = extensions
+        self.labels = labels
+        self._groups = groups
         self.policy_file = policy_file
         self.clock = clock
         self.log = log
@@ -129,6 +134,7 @@ class Guard:
                 self.log.warning("gpu_guard: %d shutdowns were cut short when the server stopped", closed)
         except HistoryError:
             pass  # the recorder has said so, and holds the culling
+        self._tell_of_vain_entries()
         self._reclaimer.look = self.look
         self.watch.changed = self._kernel_changed
         self._looping = asyncio.get_running_loop().create_task(self._loop())
@@ -205,6 +211,7 @@ class Guard:
         state.sample, state.attribution = observation.sample, attribution
         state.terminals = observation.terminals
         state.hold = self.recorder.hold
+        self.labels.look(path for kernel in observation.kernels for path in kernel.notebooks)
         seen = {kernel.kernel_id for kernel in observation.kernels}
         for kernel_id in [k for k in state.watched if k not in seen]:
             self._let_go(state.watched.pop(kernel_id))
@@ -234,8 +241,8 @@ class Guard:
             paths=kernel.notebooks,
             gpu_models=models,
             user=self.extensions.owner,
-            groups=(),
-            label=kernel.label,
+            groups=self._groups,
+            label=self.labels.of(kernel.notebooks).label,
         )
         return resolve(self.layers, facts, now.at)
 
@@ -261,6 +268,11 @@ class Guard:
             self.log.error("gpu_guard: %s", file.error)
         elif changed:
             self.log.info("gpu_guard: the policies of %s are in force", file.path)
+            self._tell_of_vain_entries()
+
+    def _tell_of_vain_entries(self) -> None:
+        for line in self.layers.shadowed():
+            self.log.warning("gpu_guard: %s", line)
 
     def _let_go(self, watched: Watched) -> None:
         task = watched.task

@@ -220,13 +220,14 @@ class Reclaimer:
         """Bytes that came back, or None where that can't be read. Waits a little: the driver drops a process late.
         What survives keeps its memory, so that isn't waited for."""
         pids = {pid for share in usage.shares for pid in share.pids} - set(survivors)
-        held = _held_by(before, pids)
-        if not usage.shares or held is None:
+        cards = {share.uuid for share in usage.shares}
+        held = _held_by(before, cards, pids)
+        if not cards or held is None:
             return None
         waited = 0.0
         while pids:
             sample, _ = await self._fresh()
-            still = _held_by(sample, pids)
+            still = _held_by(sample, cards, pids)
             if still == 0 or waited >= RELEASE_SECONDS:
                 return None if still is None else max(held - still, 0)
             await asyncio.sleep(1.0)
@@ -295,12 +296,14 @@ class Reclaimer:
         return closed
 
 
-def _held_by(sample: Sample, pids: Collection[int]) -> int | None:
-    """Bytes that these pids still hold by this sample; None where it can't be read."""
+def _held_by(sample: Sample, cards: Collection[str], pids: Collection[int]) -> int | None:
+    """Bytes that these pids hold on these cards by this sample; None where it can't be read."""
     if sample.state is not TelemetryState.OK:
         return None
     total = 0
     for gpu in sample.gpus:
+        if gpu.uuid not in cards:
+            continue
         if isinstance(gpu.processes, Unknown):
             return None
         for process in gpu.processes:

@@ -27,6 +27,7 @@ from .core.policy import Mode, Policy
 from .core.policy_fields import show_field
 from .core.reasons import Reason, because
 from .guard import Guard, Watched
+from .labels import NotebookMetadata
 from .record import evidence_to_wire, iso
 
 Json = dict[str, Any]
@@ -178,6 +179,7 @@ def kernel_to_wire(commands: Commands, watched: Watched) -> Json:
             {"path": d.path, "dirty": d.dirty, "client_id": d.client_id}
             for d in watched.presence.open_documents
         ],
+        "metadata": metadata_to_wire(guard.labels.of(kernel.notebooks)),
         "has_checkpoint": False,
         "recovery": commands.recovery_of(kernel.kernel_id),
     }
@@ -188,6 +190,12 @@ def warnings_given(watched: Watched) -> list[Json]:
     if watched.policy.mode is Mode.OBSERVE:
         return []
     return [warning_to_wire(w) for w in watched.life.warnings if w.given is not None]
+
+
+def metadata_to_wire(metadata: NotebookMetadata) -> Json:
+    """What the kernel's notebook says of itself, and why that counts as nothing where it is wrong."""
+    error = None if metadata.error is None else metadata.error.to_wire()
+    return {"label": metadata.label, "owner": metadata.owner, "project": metadata.project, "error": error}
 
 
 def holds(watched: Watched) -> bool | None:

@@ -35,6 +35,8 @@ __all__ = ["AttributionMemory", "attribute"]
 
 #: Why there is nothing to read although nothing failed: these say that no kernel has a GPU.
 _NO_USE = frozenset({"no_gpu", "asleep", "no_samples"})
+#: A card in such a state can't be used by anybody.
+_OUT_OF_REACH = frozenset({"gpu_lost", "reset_required"})
 
 
 def attribute(obs: Observation, memory: AttributionMemory) -> tuple[Attribution, AttributionMemory]:
@@ -200,16 +202,18 @@ class _Split:
 
     def _doubt_without_list(self, gpu: Gpu, why: Reason, holding: Holding) -> _Doubt | None:
         """One card that fails must not hide what goes on on the others. Whoever was on it when it could be read is
-        taken to be there still; of the others only those that have a GPU open and are on no list may be on it, unless
-        nobody can be. Use of it that nobody is seen to make counts for all."""
+        taken to be there still; of the others, those that have a GPU open and are nowhere else may be on it. For the
+        rest only use of it counts that is seen."""
         was_there = {key for (uuid, _), key in self._memory.identities.items() if uuid == gpu.uuid}
-        if any(key in was_there for key, _ in holding.tree):
-            return _Doubt(why, gpu.utilization_ratio, listed=False)
-        if not _may_hold(holding, self._memory) or _out_of_reach(why):
-            return None
         in_use = gpu.utilization_ratio
-        if isinstance(in_use, Unknown) or not holding.openers or holding.openers - self._matched:
+        if any(key in was_there for key, _ in holding.tree):
             return _Doubt(why, in_use, listed=False)
+        if not _may_hold(holding, self._memory) or why.code in _OUT_OF_REACH:
+            return None
+        if not holding.openers or holding.openers - self._matched - set(self._memory.identities.values()):
+            return _Doubt(why, in_use, listed=False)
+        if isinstance(in_use, Unknown):
+            return None if _has_no_handle(why) else _Doubt(why, in_use, listed=False)
         return _Doubt(why, in_use, holds=False) if in_use > 0 else None
 
     def _may_be_unlisted(self, holding: Holding) -> bool:
@@ -219,10 +223,10 @@ class _Split:
         return not any(key in self._matched for key, _ in holding.tree)
 
 
-def _out_of_reach(why: Reason) -> bool:
-    """Whether nobody here can use a card: it is off the bus, or counted without being ours (nvmlDeviceGetCount_v2)."""
-    refused = why.code == "no_permission" and dict(why.params).get("call") == "nvmlDeviceGetHandleByIndex"
-    return refused or why.code in ("gpu_lost", "reset_required")
+def _has_no_handle(why: Reason) -> bool:
+    """Whether the driver knows a card by its number alone: broken, or counted without being ours
+    (nvmlDeviceGetCount_v2)."""
+    return dict(why.params).get("call") == "nvmlDeviceGetHandleByIndex"
 
 
 def _is_of(placed: Placed, kernel: Kernel) -> bool:

@@ -145,8 +145,8 @@ class _Matcher:
         return any(key.pid not in listed for key in self._ownership.openers)
 
     def learnt(self, placed: Mapping[str, Sequence[Placed]]) -> AttributionMemory:
-        """Who was on a card is remembered while its list can't be read. A pid that is no process here once has just ended; twice in a row, or with the number of a process that has
-        no GPU open, it is a number of another namespace."""
+        """A pid that is no process here once has just ended; twice in a row, or with the number of a process that has
+        no GPU open, it is a number of another namespace. Who was on a card is kept while its list can't be read."""
         hidden = {gpu.uuid for gpu in self._obs.sample.gpus if isinstance(gpu.processes, Unknown)}
         kept = {row: key for row, key in self._memory.identities.items() if row[0] in hidden}
         absent = frozenset((uuid, p.row.pid) for uuid, rows in placed.items() for p in rows if p.absent)

@@ -180,7 +180,6 @@ class Kernel:
     watched: bool  # our IOPub watch is attached
     remote: bool = False  # runs behind a gateway: local telemetry says nothing
     incarnation: int = 0  # grows with each restart
-    label: str | None = None
     language: str = ""
 
 

@@ -99,6 +99,7 @@ TEXTS: Mapping[str, str] = {
     "shutting_down": "it is too late: the kernel is being shut down",
     "old_nonce": "this save request is no longer open",
     "bad_request": "{key}: {error}",
+    "bad_metadata": "the notebook's metadata counts as absent: {key}: {error}",
     "keep_alive_off": "extensions are switched off (keep_alive_max = 0)",
     "keep_alive_too_long": "one extension may last {limit_seconds:.0f} s at most",
     "keep_alive_used_up": "only {limit_seconds:.0f} s of extensions are left for this notebook",

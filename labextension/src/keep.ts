@@ -107,23 +107,27 @@ export class Actions {
     return answer.button.accept ? this.attempt(() => this.api.shutDown(kernel.kernel_id)) : false;
   }
 
-  /** Unsaved documents of the kernel, here and in other windows, as sentences. */
-  whatIsSaved(kernel: IKernel): string {
+  /** Names of the unsaved documents of the kernel, here and in other windows, each once. */
+  unsaved(kernel: IKernel): string[] {
     const here = this.documents
       .all()
       .filter(d => d.kernelId === kernel.kernel_id && d.context.model.dirty)
       .map(d => d.context.localPath);
     const elsewhere = kernel.documents.filter(d => d.dirty).map(d => d.path);
-    const names = [...new Set([...here, ...elsewhere])].map(baseName);
+    return [...new Set([...here, ...elsewhere])].map(baseName);
+  }
+
+  whatIsSaved(kernel: IKernel): string {
+    const names = this.unsaved(kernel);
     return names.length
-      ? this.t.__('%1 will be saved first.', list(names))
+      ? this.t.__('Saved first: %1.', list(names))
       : this.t.__('Nothing is unsaved.');
   }
 
   whatIsLost(kernel: IKernel): string {
     return kernel.has_checkpoint
-      ? this.t.__('Variables and GPU memory go, after your checkpoint function has run.')
-      : this.t.__('Variables and GPU memory are lost (no checkpoint function).');
+      ? this.t.__('Your checkpoint function runs first; other variables and GPU memory are lost.')
+      : this.t.__('No checkpoint function: variables and GPU memory are lost.');
   }
 
   private async keepFor(kernel: IKernel, seconds: number): Promise<boolean> {

@@ -91,9 +91,23 @@ export class Warnings {
     const words = full(countdown(kernel, now), this.t, now);
     const parts = [words.endsWith('?') ? `${name}: ${words}` : this.t.__('%1 %2.', name, words)];
     if (kernel.mode === 'enforce') {
-      parts.push(this.actions.whatIsSaved(kernel), this.actions.whatIsLost(kernel));
+      parts.push(this.saved(kernel), this.actions.whatIsLost(kernel));
     }
     return parts.join(' ');
+  }
+
+  /** Shorter than elsewhere. */
+  private saved(kernel: IKernel): string {
+    const [first, ...more] = this.actions.unsaved(kernel);
+    if (first === undefined) {
+      return this.t.__('Nothing is unsaved.');
+    }
+    if (more.length > 0) {
+      return this.t.__('%1 documents are saved first.', more.length + 1);
+    }
+    return first === nameOf(kernel)
+      ? this.t.__('It is saved first.')
+      : this.t.__('%1 is saved first.', shortened(first));
   }
 
   private buttons(kernel: IKernel): Notification.IAction[] {
@@ -151,5 +165,5 @@ function staying(act: () => Promise<unknown>): (event: MouseEvent) => void {
 }
 
 function shortened(name: string): string {
-  return name.length > 30 ? `${name.slice(0, 14)}…${name.slice(-15)}` : name;
+  return name.length > 24 ? `${name.slice(0, 10)}…${name.slice(-13)}` : name;
 }

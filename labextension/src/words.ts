@@ -152,12 +152,11 @@ const UNKNOWN: Record<string, Sentence> = {
 };
 
 const DEADLINE: Record<string, Sentence> = {
-  idle_timeout: p => p.t.__('Shut down when unused for %1.', p.span('seconds')),
+  idle_timeout: p => p.t.__('The limit for unused kernels is %1.', p.span('seconds')),
   after_run: p =>
     p.t.__('After a run of %1 it may rest for %2.', p.span('run_seconds'), p.span('seconds')),
-  max_runtime: p =>
-    p.t.__('Shut down after holding a GPU for %1, in use or not.', p.span('seconds')),
-  stalled_timeout: p => p.t.__('Shut down when stuck for %1.', p.span('seconds')),
+  max_runtime: p => p.t.__('The limit for holding a GPU, in use or not, is %1.', p.span('seconds')),
+  stalled_timeout: p => p.t.__('The limit for stuck kernels is %1.', p.span('seconds')),
   warm_up: p => p.t.__('It is younger than %1, and left alone until then.', p.span('seconds')),
   warning_lead: p => p.t.__('A warning comes %1 ahead.', p.span('lead_seconds')),
   kept: p => p.t.__('Kept until %1 by %2.', p.time('until'), p.plain('owner')),

@@ -91,8 +91,7 @@ describe('Actions', () => {
     const first = actions.askAndShutDown(kernel());
     await vi.waitFor(() =>
       expect(document.querySelector('.jp-Dialog-body')?.textContent).toBe(
-        'train.ipynb will be saved first. ' +
-          'Variables and GPU memory are lost (no checkpoint function).'
+        'Saved first: train.ipynb. ' + 'No checkpoint function: variables and GPU memory are lost.'
       )
     );
     await press('Cancel');
@@ -134,9 +133,7 @@ describe('Actions', () => {
       dirty: path !== 'c.ipynb',
       client_id: 'another'
     }));
-    expect(actions.whatIsSaved(kernel({ documents: elsewhere }))).toBe(
-      'b.ipynb will be saved first.'
-    );
+    expect(actions.whatIsSaved(kernel({ documents: elsewhere }))).toBe('Saved first: b.ipynb.');
     expect(actions.whatIsSaved(kernel())).toBe('Nothing is unsaved.');
   });
 

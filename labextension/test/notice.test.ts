@@ -26,7 +26,7 @@ describe('the text', () => {
       timeZoneName: 'short'
     }).format(new Date(later(-60)));
     expect(noticeText(tombstone(), trans, NOW)).toBe(
-      `train.ipynb was shut down at ${at}. Shut down when unused for 2 h. ` +
+      `train.ipynb was shut down at ${at}. The limit for unused kernels is 2 h. ` +
         'Lost: variables and GPU memory.'
     );
   });

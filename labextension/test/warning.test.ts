@@ -49,11 +49,19 @@ describe('Warnings', () => {
   it('says what happens, when, what is saved and what is lost', () => {
     say(warned(900));
     expect(messages()).toEqual([
-      `train.ipynb shuts down in 15 min (at ${clock(900)}). train.ipynb will be saved first. ` +
-        'Variables and GPU memory are lost (no checkpoint function).'
+      `train.ipynb shuts down in 15 min (at ${clock(900)}). It is saved first. ` +
+        'No checkpoint function: variables and GPU memory are lost.'
     ]);
     expect(manager.notifications[0]?.options.autoClose).toBe(false);
     expect(manager.notifications[0]?.type).toBe('warning');
+  });
+
+  it('counts several unsaved documents and shortens long names, so that nothing is cut off', () => {
+    const unsaved = { path: 'work/other.ipynb', dirty: true, client_id: 'me' };
+    const notebooks = ['work/a-notebook-with-a-very-long-name.ipynb'];
+    say(warned(900, { notebooks, documents: [unsaved] }));
+    expect(messages()[0]).toContain('a-notebook…ng-name.ipynb shuts down in 15 min');
+    expect(messages()[0]).toContain('2 documents are saved first.');
   });
 
   it('changes the one notification at the next lead', () => {

@@ -127,6 +127,14 @@ describe('GpuGuardWidget in the page', () => {
     expect(text).toMatch(/^running since (13:30|01:30 PM) \S+, or so$/);
   });
 
+  it('says that its kernel has ended', async () => {
+    const el = await render();
+    answer = () => Response.json(status({ kernels: [] }));
+    await vi.advanceTimersByTimeAsync(5_000);
+    expect(el.textContent).toContain('This kernel has ended.');
+    expect(el.querySelector('button')?.hidden).toBe(true);
+  });
+
   it('keeps its kernel', async () => {
     const el = await render();
     el.querySelector('button')?.click();

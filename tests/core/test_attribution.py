@@ -17,6 +17,7 @@ from jupyter_gpu_guard.core.model import (
     Process,
     ProcessKey,
     ProcessScan,
+    Reading,
     Sample,
     TelemetryState,
     Terminal,
@@ -376,15 +377,66 @@ def test_gpu_use_of_a_loose_process_may_be_any_kernels() -> None:
 # --- what can't be read ---------------------------------------------------------------------------------------------
 
 
-def test_an_unreadable_list_is_unknown_for_kernels_that_have_a_gpu_open() -> None:
-    broken = gpu(uuid="GPU-1", index=1, processes=unknown("gpu_lost"), utilization_ratio=unknown("gpu_lost"))
-    plain = process(400, SERVER, marker="m")
-    result, _ = run(sample(gpu(row(200, 0.0)), broken), scan(KERNEL, plain), kernel(), kernel("m", 400))
-    mine = result.usages["k"]
-    assert mine.holds_gpu is True
-    assert mine.gpu_unreadable is not None
-    assert mine.gpu_unreadable.code == "gpu_lost"
-    assert result.usages["m"] == replace(result.usages["m"], holds_gpu=False, gpu_unreadable=None)
+BROKEN: dict[str, tuple[Unknown, Reading]] = {
+    "lost": (unknown("gpu_lost"), unknown("gpu_lost")),
+    "forbidden": (unknown("no_permission", call="nvmlDeviceGetComputeRunningProcesses"), 0.0),
+    "without a handle": (
+        unknown("driver_error", call="nvmlDeviceGetHandleByIndex", nvml_error="Unknown (999)"),
+        unknown("driver_error", call="nvmlDeviceGetHandleByIndex", nvml_error="Unknown (999)"),
+    ),
+}
+
+
+def broken(how: str) -> Gpu:
+    processes, use = BROKEN[how]
+    return gpu(uuid="GPU-1", index=1, processes=processes, utilization_ratio=use)
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_a_card_that_fails_hides_nothing_of_kernels_that_are_on_others(how: str) -> None:
+    found, processes = sample(gpu(row(200, 0.0)), broken(how)), scan(KERNEL, process(400, SERVER, marker="m"))
+    result, _ = run(found, processes, kernel(), kernel("m", 400), rounds=3)
+    mine, plain = result.usages["k"], result.usages["m"]
+    assert (mine.holds_gpu, mine.gpu_unreadable, mine.maybe_using) == (True, None, ())
+    assert (plain.holds_gpu, plain.gpu_unreadable, plain.maybe_using) == (False, None, ())
+
+
+@pytest.mark.parametrize("how", BROKEN)
+def test_who_was_on_a_card_when_it_failed_is_unknown_until_it_can_be_read(how: str) -> None:
+    """Also where it holds another card too, of which everything can be read."""
+    there = gpu(row(200, 0.0), uuid="GPU-1", index=1)
+    for other in (gpu(), gpu(row(200, 0.0))):
+        _, memory = run(sample(other, there), scan(KERNEL))
+        result, memory = run(sample(other, broken(how)), scan(KERNEL), rounds=3, memory=memory)
+        unread = result.usages["k"].gpu_unreadable
+        assert unread is not None
+        assert unread == BROKEN[how][0].reason
+        result, _ = run(sample(other, there), scan(KERNEL), memory=memory)
+        assert result.usages["k"].gpu_unreadable is None
+
+
+@pytest.mark.parametrize(
+    ("how", "hidden"), [("lost", False), ("forbidden", True), ("without a handle", True)]
+)
+def test_who_has_a_gpu_open_and_is_on_no_list_may_be_on_the_card_that_fails(how: str, hidden: bool) -> None:
+    """Nobody can be on one that is off the bus."""
+    mine = usage(sample(gpu(), broken(how)), scan(KERNEL, host_pids=True))
+    assert (mine.gpu_unreadable is not None) is hidden
+    assert isinstance(mine.holds_gpu, Unknown) is hidden
+
+
+def test_use_of_a_card_without_a_list_counts_for_all_that_have_a_gpu_open() -> None:
+    busy = replace(broken("forbidden"), utilization_ratio=0.4)
+    mine = usage(sample(gpu(row(200, 0.0)), busy), scan(KERNEL))
+    assert mine.maybe_using == (("GPU-1", 0.4),)
+    assert mine.gpu_unreadable is None
+
+
+def test_a_card_of_which_nothing_can_be_read_but_its_name_is_unknown_for_all_that_have_a_gpu_open() -> None:
+    dark = replace(broken("forbidden"), utilization_ratio=unknown("not_supported"))
+    unread = usage(sample(gpu(row(200, 0.0)), dark), scan(KERNEL)).gpu_unreadable
+    assert unread is not None
+    assert unread.code == "no_permission"
 
 
 STATES = [
