@@ -39,7 +39,7 @@ def assembly(
             app, instant=clock, NvmlReader=partial(NvmlReader, clock), ProcessReader=lambda **_: processes
         ),
     ):
-        server = ServerApp(root_dir=str(folder), allow_root=True)
+        server = ServerApp(root_dir=str(folder), allow_root=True, log_level="WARN")
         server.initialize(argv=[], find_extensions=False, new_httpserver=False)
         built = app.Assembly(server, app.GpuGuard(gpu_source="nvml").settings())
         built.watch.kernels = listed  # type: ignore[method-assign]

@@ -193,6 +193,7 @@ def gpu_reader(
     source = settings.gpu_source
     if source == "simulated":
         folder = runtime / f"gpu_guard_simulated-{os.getpid()}"
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # kernels look for it before the first reading
         env = {"JUPYTER_GPU_GUARD_SIMULATED": str(folder)}
         return SimulatedReader(folder), because("no_samples"), (f"{folder}/*",), env
     if source == "none":

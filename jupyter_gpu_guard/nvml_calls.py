@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from .core.reasons import Reason, because
 
@@ -56,14 +57,16 @@ LISTS: Mapping[str, str] = {
     "mps": "nvmlDeviceGetMPSComputeRunningProcesses",
 }
 
-#: nvidia-ml-py asks for a size, then for the rows; a process that starts in between makes the array too small.
+#: The first call tells how many rows there are; a process that starts in between makes the array too small again.
 SIZE_RETRIES = 5
 
 # Linux gives out no pid from 2**22 on, so anything above is another field read as a pid.
 _PID_LIMIT = 1 << 22
 _NOT_AVAILABLE = 0xFFFFFFFFFFFFFFFF
+#: Up to so many rows, there is room for twice as many as there are.
+_MOST_SPARE = 4096
 # Other packages install a module of the same name; these tell nvidia-ml-py from them (nvitop#4, gpustat#153).
-_NEEDED = ("NVMLError", "nvmlInit", "nvmlShutdown", "nvmlMemory_v2", "nvmlDeviceGetMigMode",
+_NEEDED = ("NVMLError", "_nvmlGetFunctionPointer", "nvmlInit", "nvmlShutdown", "nvmlMemory_v2", "nvmlDeviceGetMigMode",
            "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization")  # fmt: skip
 
 
@@ -75,10 +78,21 @@ class Failed:
     reason: Reason
 
 
-class _ProcessInfoV1(ctypes.Structure):
-    """A row of the lists of drivers before 450.66, which nvidia-ml-py no longer knows."""
+#: The rows of the process lists, newest version of the call first: pid, bytes, and in all but the oldest (drivers
+#: before 450.66) the MIG instance.
+_LIST_ROWS = (("_v3", struct.Struct("@IQII")), ("_v2", struct.Struct("@IQII")), ("", struct.Struct("@IQ")))
+_SAMPLE_ROW = struct.Struct("@IQIIII")
 
-    _fields_ = (("pid", ctypes.c_uint), ("usedGpuMemory", ctypes.c_ulonglong))
+
+class UseSample(NamedTuple):
+    """One utilisation sample: the driver's microseconds, and percentages."""
+
+    pid: int
+    time_us: int
+    sm: int
+    memory: int
+    encoder: int
+    decoder: int
 
 
 def connect() -> Nvml | Reason:
@@ -105,6 +119,7 @@ class Nvml:
 
     def __init__(self, module: Any) -> None:
         self._module = module
+        self._room: dict[str, int] = {}  # by call, the rows for which there is room
         self.driver_version: str | None = None
 
     def start(self) -> Reason | None:
@@ -140,29 +155,50 @@ class Nvml:
     def listed(self, kind: str, handle: object) -> list[tuple[int, int | None]] | Failed:
         """The list `kind` of `LISTS`: a pid and its bytes of memory (None = not told) for each row."""
         call = LISTS[kind]
-        rows = self.ask(call, handle, version="_v3")
-        if is_missing(rows):
-            rows = self.ask(call, handle, version="_v2")
-        if is_missing(rows):
-            rows = self._attempt(call, self._list_v1, call, handle)
+        rows: Any = ()
+        for version, row in _LIST_ROWS:
+            rows = self._attempt(call, self._list, call + version, row, handle)
+            if not is_missing(rows):
+                break
         if isinstance(rows, Failed):
             return rows
         # Drivers 535.43 to 535.86 have longer rows, so that every other one is read from the wrong place (nvitop#75).
-        if any(not 0 < row.pid < _PID_LIMIT for row in rows):
+        if any(not 0 < row[0] < _PID_LIMIT for row in rows):
             return Failed(None, because("corrupt_process_list", driver_version=self.driver_version))
-        return [
-            (row.pid, None if row.usedGpuMemory in (None, _NOT_AVAILABLE) else row.usedGpuMemory)
-            for row in rows
-        ]
+        return [(row[0], None if row[1] == _NOT_AVAILABLE else row[1]) for row in rows]
 
-    def samples(self, handle: object, since_us: int) -> Sequence[Any] | Failed:
+    def samples(self, handle: object, since_us: int) -> Sequence[UseSample] | Failed:
         """The utilisation samples newer than `since_us`; none of them is an answer, and means no use."""
-        answer = self.ask("nvmlDeviceGetProcessUtilization", handle, since_us)
-        # nvidia-ml-py raises "success" where the driver has nothing already when it is asked for the number.
-        if isinstance(answer, Failed) and answer.code in (Code.NOT_FOUND, Code.SUCCESS):
-            return ()
-        found: Sequence[Any] | Failed = answer
-        return found
+        call = "nvmlDeviceGetProcessUtilization"
+        answer = self._attempt(call, self._samples, call, handle, since_us)
+        if isinstance(answer, Failed):
+            return () if answer.code == Code.NOT_FOUND else answer
+        return [UseSample._make(row) for row in answer]
+
+    def _list(self, symbol: str, row: struct.Struct, handle: object) -> list[Any]:
+        function = self._module._nvmlGetFunctionPointer(symbol)
+        return self._rows(symbol, row, lambda count, array: function(handle, count, array))
+
+    def _samples(self, symbol: str, handle: object, since_us: int) -> list[Any]:
+        function = self._module._nvmlGetFunctionPointer(symbol)
+        since = ctypes.c_ulonglong(since_us)
+        return self._rows(symbol, _SAMPLE_ROW, lambda count, array: function(handle, array, count, since))
+
+    def _rows(self, symbol: str, row: struct.Struct, call: Callable[[Any, Any], int]) -> list[Any]:
+        """What a call writes into an array, which has room for what it had to hold last time.
+
+        nvidia-ml-py asks for the number of rows each time before it asks for the rows; but lists are the slowest
+        calls there are, 2 ms and more each (MangoHud#2104), and hold the driver's lock meanwhile.
+        """
+        room = self._room.get(symbol, 0)
+        count = ctypes.c_uint(room)
+        array = ctypes.create_string_buffer(room * row.size) if room else None
+        code = call(ctypes.byref(count), array)
+        if code == Code.INSUFFICIENT_SIZE:
+            self._room[symbol] = max(count.value, min(2 * count.value, _MOST_SPARE), 16)
+        if code != Code.SUCCESS:
+            raise self._module.NVMLError(code)
+        return [] if array is None else list(row.iter_unpack(memoryview(array)[: count.value * row.size]))
 
     def _attempt(self, call: str, function: Callable[..., Any], *arguments: object) -> Any:
         for _ in range(1 + SIZE_RETRIES):
@@ -183,20 +219,6 @@ class Nvml:
         return Failed(
             code, because("driver_error", call=call, nvml_error=name if code is None else f"{name} ({code})")
         )
-
-    def _list_v1(self, symbol: str, handle: object) -> Sequence[_ProcessInfoV1]:
-        function = getattr(self._module.nvmlLib, symbol, None)
-        if function is None:
-            raise self._module.NVMLError(Code.FUNCTION_NOT_FOUND)
-        count = ctypes.c_uint(0)
-        code = function(handle, ctypes.byref(count), None)
-        rows = (_ProcessInfoV1 * (2 * count.value + 5))()
-        if code == Code.INSUFFICIENT_SIZE:
-            count.value = len(rows)
-            code = function(handle, ctypes.byref(count), rows)
-        if code != Code.SUCCESS:
-            raise self._module.NVMLError(code)
-        return rows[: count.value]
 
     def _reload_library(self) -> bool:
         """Load the library file that an upgrade of the driver put in the place of the loaded one; False without one.

@@ -7,14 +7,14 @@ Doesn't cover finding the cards, nor what happens to the driver between readings
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from .core.model import ByteReading, Gpu, GpuProcess, Reading, Unknown
 from .core.reasons import Reason, because
-from .nvml_calls import LISTS, Code, Failed, Nvml
+from .nvml_calls import LISTS, Code, Failed, Nvml, UseSample
 
 #: Where clients of the Multi-Process Service meet its server unless CUDA_MPS_PIPE_DIRECTORY names another place.
 MPS_PIPES = Path("/tmp/nvidia-mps")
@@ -30,6 +30,8 @@ class Card:
     uuid: str
     name: str
     handle: Any
+    #: Pids in the lists of the last reading that are no MPS server.
+    plain: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +124,14 @@ class _Reading:
         self._card = card
         self._since_us = self._newest_us = since_us
         self._codes: set[int | None] = set()
+        self._plain: set[int] = set()
 
     def take(self) -> CardReading:
         mig_mode = self._ask("nvmlDeviceGetMigMode")
         mig = not isinstance(mig_mode, Failed) and mig_mode[0] == 1
         total, used = self._memory()
         processes, strays = self._mig_processes() if mig else self._processes()
+        self._card.plain = frozenset(self._plain)
         gpu = Gpu(
             uuid=self._card.uuid,
             index=self._card.index,
@@ -180,7 +184,7 @@ class _Reading:
         """All lists of a card or MIG device together; Unknown when one that it has can't be read."""
         rows: dict[int, _Row] = {}
         for kind in LISTS:
-            if kind == "mps" and not mps_seems_to_run(rows):
+            if kind == "mps" and not self._mps_seems_to_run(rows.keys()):
                 continue
             listed = self._noted(self._nvml.listed(kind, handle))
             if isinstance(listed, Failed):
@@ -190,6 +194,13 @@ class _Reading:
             for pid, memory in listed:
                 rows.setdefault(pid, _Row()).add(kind, memory)
         return rows
+
+    def _mps_seems_to_run(self, pids: Set[int]) -> bool:
+        """A process is looked at when it is first listed: a server has its name before it opens a card."""
+        if mps_seems_to_run(pids - self._card.plain):
+            return True
+        self._plain |= pids
+        return False
 
     def _processes(self) -> tuple[tuple[GpuProcess, ...] | Unknown, tuple[tuple[int, float], ...]]:
         rows = self._listed(self._card.handle)
@@ -208,17 +219,17 @@ class _Reading:
         processes = tuple(row.process(pid, uses.get(pid, _NO_USE)) for pid, row in rows.items())
         return processes, tuple((pid, sm) for pid, sm in strays if sm > 0)
 
-    def _uses(self, samples: Sequence[Any]) -> Mapping[int, tuple[Reading, Reading]]:
+    def _uses(self, samples: Sequence[UseSample]) -> Mapping[int, tuple[Reading, Reading]]:
         """Of each pid the peaks of computing and of video coding in the samples that are new."""
         peaks: dict[int, tuple[_Peak, _Peak]] = {}
         for sample in samples:
-            if sample.timeStamp <= self._since_us:
+            if sample.time_us <= self._since_us:
                 continue  # left over in the driver's buffer
             sm, codec = peaks.setdefault(sample.pid, (_Peak(), _Peak()))
-            sm.add(sample.smUtil)
-            codec.add(sample.encUtil, sample.decUtil)
-            if max(sample.smUtil, sample.encUtil, sample.decUtil) <= 100:
-                self._newest_us = max(self._newest_us, sample.timeStamp)
+            sm.add(sample.sm)
+            codec.add(sample.encoder, sample.decoder)
+            if max(sample.sm, sample.encoder, sample.decoder) <= 100:
+                self._newest_us = max(self._newest_us, sample.time_us)
         return {pid: (sm.ratio, codec.ratio) for pid, (sm, codec) in peaks.items()}
 
     def _mig_processes(self) -> tuple[tuple[GpuProcess, ...] | Unknown, tuple[tuple[int, float], ...]]:

@@ -1,7 +1,7 @@
 """One reading of everything: GPUs, processes, kernels, terminals, people.
 
 What may hang is asked in a daemon thread with a deadline: a late driver makes the sample `stale`, a late /proc makes
-the whole round a hole. The driver is left alone, and no handle held, while nobody has a GPU open and no tab looks.
+the whole round a hole. The driver is left alone, and no handle held, while no kernel has a GPU open and no tab looks.
 
 Not here: what the readings mean (core), when a round is due (guard).
 """
@@ -15,6 +15,7 @@ from logging import Logger
 from typing import Protocol
 
 from .core.model import Instant, Kernel, Observation, ProcessScan, Sample, TelemetryState, Terminal, Unknown
+from .core.ownership import Family, Kind
 from .core.reasons import Reason, because
 from .kernels import KernelWatch
 from .presence import People
@@ -27,6 +28,8 @@ DRIVER_DEADLINE = 5.0
 PROC_DEADLINE = 30.0
 #: A page that asked within this time counts as looking.
 LOOK_SECONDS = 30.0
+#: Processes that have nothing to do with this server, and those that use nothing any more.
+_OTHERS = frozenset({Kind.STRANGER, Kind.FOREIGN, Kind.DEAD})
 
 
 class GpuReader(Protocol):
@@ -78,7 +81,7 @@ class Observer:
         drift = timedelta(0)
         if self._last is not None:
             drift = (now.at - self._last.at) - now.since(self._last)
-        sample = self.sample = await self._sample(now)
+        sample = self.sample = await self._sample(now, kernels)
         scan = await self._scan_processes(sample, kernels, period)
         if scan is None:
             return None
@@ -93,10 +96,10 @@ class Observer:
             clock_drift=drift,
         )
 
-    async def _sample(self, now: Instant) -> Sample:
+    async def _sample(self, now: Instant, kernels: tuple[Kernel, ...]) -> Sample:
         if self._reader is None:
             return self._nothing_read(self._nothing)
-        if not self._wanted(now):
+        if not self._wanted(now, kernels):
             if self._driver_open:
                 self._driver_open = False
                 await self._release()
@@ -109,14 +112,20 @@ class Observer:
             reason = because("driver_timeout", seconds=round(hung.seconds, 1))
             return replace(last, taken=now, state=TelemetryState.STALE, reason=reason)
 
-    def _wanted(self, now: Instant) -> bool:
-        """Whether the driver is asked at all: somebody looks, or a local process has a GPU open (or may have)."""
+    def _wanted(self, now: Instant, kernels: tuple[Kernel, ...]) -> bool:
+        """Whether the driver is asked at all: somebody looks, or something that was started from this server has a
+        GPU open (or may have). What others do on the machine is no reason to keep its cards awake."""
         if self.viewers() > 0 or now.monotonic - self._looked < LOOK_SECONDS:
             return True
-        if self._scan is None:
+        scan = self._scan
+        if scan is None:
             return False
-        server = self._scan.server_key  # has the driver open itself while it reads
-        return any(p.opens_gpu is not False and p.key != server for p in self._scan.processes.values())
+        # The server itself has the driver open while it reads.
+        openers = [
+            p for p in scan.processes.values() if p.opens_gpu is not False and p.key != scan.server_key
+        ]
+        family = Family(scan, kernels, self._terminals())
+        return any(family.owner(process).kind not in _OTHERS for process in openers)
 
     def looked(self) -> None:
         """Somebody asked for the readings: keep reading for a while."""

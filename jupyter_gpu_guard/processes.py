@@ -154,6 +154,8 @@ class ProcessReader:
         self._uid = os.geteuid()
         self._table: dict[int, Process] = {}
         self._settled: dict[ProcessKey, str | None] = {}
+        #: Of each process the pages that it maps, and whether libcuda is among them.
+        self._maps: dict[ProcessKey, tuple[int, bool]] = {}
         self._scanned: Instant | None = None
         self._means = _Means()
         self._unmatched: frozenset[int] = frozenset()
@@ -224,6 +226,7 @@ class ProcessReader:
             )
         # A marker is trusted from the second scan on: one just forked still shows its parent's environment.
         self._settled = {p.key: p.marker for p in table.values() if self._is_known(p.key)}
+        self._maps = {key: maps for key, maps in self._maps.items() if key in counters}
         self._table = table
         self._scanned = now
         self.full_scans += 1
@@ -273,13 +276,47 @@ class ProcessReader:
         """Only our own user's processes can be asked, and the dead have nothing open."""
         if process.uid != self._uid or process.state in "ZX":
             return False
-        return self._files.opens_gpu(process.key.pid)
+        opened = self._files.opens_gpu_file(process.key.pid)
+        return self._maps_libcuda(process.key) if opened is False else opened
+
+    def _maps_libcuda(self, key: ProcessKey) -> bool | Unknown:
+        """Looked up again when the process maps more or less than it did: the list of all mappings takes long."""
+        pages = self._files.mapped_pages(key.pid)
+        known = self._maps.get(key)
+        if known is not None and known[0] == pages:
+            return known[1]
+        found = self._files.maps_libcuda(key.pid)
+        if pages is not None and not isinstance(found, Unknown):
+            self._maps[key] = (pages, found)
+        return found
+
+    def _again(self, pid: int) -> Process | None:
+        """The process now. Of one that two full scans had, only what tells whether it lives and below whom is read:
+        user and cgroup seldom change, and the next full scan sees that."""
+        stat = self._files.stat(pid)
+        if stat is None:
+            return None
+        known = self._table.get(pid)
+        key = ProcessKey(pid, stat.start_ticks)
+        if known is None or key not in self._settled or self._files.owner(pid) != known.uid:
+            return self._process(pid, stat)
+        used = stat.own_seconds + stat.reaped_seconds
+        now = (stat.name, stat.state, stat.parent_pid, stat.session, used)
+        if now == (known.name, known.state, known.parent_pid, known.session, known.cpu_seconds):
+            return known
+        return replace(
+            known,
+            name=stat.name,
+            state=stat.state,
+            parent_pid=stat.parent_pid,
+            session=stat.session,
+            cpu_seconds=used,
+        )
 
     def _read_chain(self, pid: int, laid: dict[int, Process | None]) -> None:
         """Read a process and its parents again, as far as they are not yet."""
         while pid > 0 and pid not in laid:
-            stat = self._files.stat(pid)
-            process = laid[pid] = None if stat is None else self._process(pid, stat)
+            process = laid[pid] = self._again(pid)
             if process is None:
                 return
             pid = process.parent_pid

@@ -9,9 +9,10 @@ which processes are read when (processes).
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
+from fnmatch import translate
 from pathlib import Path
 
 from .core.model import ByteReading, Unknown
@@ -46,7 +47,7 @@ class Stat:
 def parse_stat(data: bytes) -> Stat:
     """Read /proc/PID/stat. The name stands in parentheses and may itself hold parentheses and blanks."""
     opening, closing = data.index(b"("), data.rindex(b")")
-    fields = data[closing + 2 :].split()
+    fields = data[closing + 2 :].split(None, 20)
     utime, stime, cutime, cstime = (int(field) for field in fields[11:15])
     return Stat(
         name=data[opening + 1 : closing].decode(errors="replace"),
@@ -63,14 +64,25 @@ class ProcFiles:
     """Reads the files of one process below `root`; None or Unknown where it is gone or may not be read."""
 
     def __init__(self, root: Path, gpu_files: Sequence[str]) -> None:
-        self._root = root
-        self._gpu_files = tuple(gpu_files)
+        self._root = str(root)
+        # Nothing matches no pattern.
+        self._is_gpu_file = re.compile("|".join(map(translate, gpu_files)) or r"(?!)").match
 
     def _read(self, pid: int | str, name: str) -> bytes | None:
+        # Plain calls: a path and a file object for each take longer than the kernel takes to answer.
         try:
-            return (self._root / str(pid) / name).read_bytes()
+            fd = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return None
+        try:
+            parts = []
+            while part := os.read(fd, 65536):
+                parts.append(part)
+            return b"".join(parts)
+        except OSError:
+            return None
+        finally:
+            os.close(fd)
 
     def pids(self) -> Iterator[int]:
         return (int(entry) for entry in os.listdir(self._root) if entry.isdigit())
@@ -81,10 +93,16 @@ class ProcFiles:
 
     def uid(self, pid: int) -> int | None:
         """The effective user. Not the owner of /proc/PID: that is root for processes that may not be traced."""
-        for line in (self._read(pid, "status") or b"").splitlines():
-            if line.startswith(b"Uid:"):
-                return int(line.split()[2])
-        return None
+        status = self._read(pid, "status") or b""
+        begin = status.find(b"\nUid:")
+        return None if begin < 0 else int(status[begin + 5 :].split(None, 2)[1])
+
+    def owner(self, pid: int) -> int | None:
+        """The owner of /proc/PID, which is the effective user or root. Takes a fifth of the time of `uid`."""
+        try:
+            return os.stat(f"{self._root}/{pid}").st_uid
+        except OSError:
+            return None
 
     def cgroup(self, pid: int | str) -> str:
         return (self._read(pid, "cgroup") or b"").decode(errors="replace").strip()
@@ -105,30 +123,45 @@ class ProcFiles:
         data = self._read(pid, "io")
         if not data:
             return Unknown(because("proc_unreadable", pid=pid))
-        values = dict(line.split(b": ") for line in data.splitlines())
-        return int(values[b"rchar"]) + int(values[b"wchar"])
+        values = data.split(None, 4)  # rchar: N wchar: N ...
+        return int(values[1]) + int(values[3])
 
     def opens_gpu(self, pid: int) -> bool | Unknown:
         """Whether the process has a GPU's file open or maps libcuda."""
-        folder = self._root / str(pid) / "fd"
-        try:
-            with os.scandir(folder) as entries:
-                if any(self._is_gpu_file(entry.path) for entry in entries):
-                    return True
-            with (folder.parent / "maps").open("rb") as maps:
-                return any(_LIBCUDA in line for line in maps)
-        except (PermissionError, ProcessLookupError, FileNotFoundError):
-            return Unknown(because("proc_unreadable", pid=pid))
+        opened = self.opens_gpu_file(pid)
+        return self.maps_libcuda(pid) if opened is False else opened
 
-    def _is_gpu_file(self, link: str) -> bool:
+    def opens_gpu_file(self, pid: int) -> bool | Unknown:
+        """Whether the process has a GPU's file open."""
         try:
-            target = os.readlink(link)
+            folder = os.open(f"{self._root}/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return Unknown(because("proc_unreadable", pid=pid))
+        try:
+            return any(self._links_to_gpu(entry, folder) for entry in os.listdir(folder))
+        except OSError:
+            return Unknown(because("proc_unreadable", pid=pid))
+        finally:
+            os.close(folder)
+
+    def _links_to_gpu(self, entry: str, folder: int) -> bool:
+        try:
+            return self._is_gpu_file(os.readlink(entry, dir_fd=folder)) is not None
         except OSError:
             return False
-        return any(fnmatchcase(target, pattern) for pattern in self._gpu_files)
+
+    def maps_libcuda(self, pid: int) -> bool | Unknown:
+        """Whether the process maps libcuda. The kernel writes out every mapping for that: thousands in some."""
+        maps = self._read(pid, "maps")
+        return Unknown(because("proc_unreadable", pid=pid)) if maps is None else _LIBCUDA in maps
+
+    def mapped_pages(self, pid: int) -> int | None:
+        """How many pages all mappings of the process have together; None where that can't be read."""
+        data = self._read(pid, "statm")
+        return int(data.split(None, 1)[0]) if data else None
 
     def in_first_namespace(self) -> bool:
         try:
-            return os.readlink(self._root / "self" / "ns" / "pid") == _FIRST_NAMESPACE
+            return os.readlink(f"{self._root}/self/ns/pid") == _FIRST_NAMESPACE
         except OSError:
             return False

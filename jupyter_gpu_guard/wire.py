@@ -23,7 +23,7 @@ from .core.model import (
     Unknown,
     VerdictKind,
 )
-from .core.policy import Mode, Policy
+from .core.policy import Mode, Policy, Scope
 from .core.policy_fields import show_field
 from .core.reasons import Reason, because
 from .guard import Guard, Watched
@@ -240,8 +240,9 @@ def no_deadline_reason(watched: Watched) -> Reason:
     verdict = watched.verdict
     if verdict is None:
         return because("no_samples")
-    if watched.usage.holds_gpu is False and watched.policy.scope.value == "gpu":
-        return because("out_of_scope")
+    held = watched.usage.holds_gpu
+    if watched.policy.scope is Scope.GPU and held is not True:
+        return held.reason if isinstance(held, Unknown) else because("out_of_scope")
     if watched.policy.idle_timeout <= timedelta(0):
         return because("no_timeout")
     return verdict.reason

@@ -124,11 +124,10 @@ def judge(
 
 
 def by_other_signals(verdict: Verdict) -> bool:
-    """Whether GPU use was left out of this verdict because it can't be read by nature; all timeouts are then longer."""
-    if verdict.kind not in (VerdictKind.IDLE, VerdictKind.STALLED):
-        return False
-    gpu = [e.reason for e in verdict.evidence if e.signal in ("gpu", "codec") and e.reason is not None]
-    return any(reason.code in BY_NATURE for reason in gpu)
+    """Whether the kernel's GPU use can't be read by nature. If the policy lets the other signals decide, all timeouts
+    are longer then."""
+    reasons = [e.reason for e in verdict.evidence if e.signal in ("gpu", "codec") and e.reason is not None]
+    return any(reason.code in BY_NATURE for reason in reasons)
 
 
 # --- what can be read -----------------------------------------------------------------------------------------------

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 
+from .activity import iso
 from .deadline import Cause, Deadline, Warning_, next_deadline, scoped
 from .life import (
     Action,
@@ -132,11 +133,6 @@ Step = tuple[Life, tuple[Action, ...]]
 def born(kernel_id: str, started: Instant) -> Life:
     """A kernel that has just been seen: first sight counts as active."""
     return Life(kernel_id, Phase.ACTIVE, started, started, reason=because("just_started", at=iso(started.at)))
-
-
-def iso(at: datetime) -> str:
-    """ISO 8601 in UTC with a Z, as on the wire."""
-    return at.strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def advance(life: Life, event: Event, policy: Policy, now: Instant) -> Step:

@@ -60,6 +60,7 @@ class SimulatedGpu:
         self._memory = _bytes(memory)
         self._utilization = _ratio(utilization)
         self._uses: dict[object, float] = {}
+        self._published = 0.0
         self._last_use = (0.0, 0.0)  # ratio and end of the last use that is over
         self._changing = threading.Lock()
         self._file = _HeldFile(folder)
@@ -75,8 +76,7 @@ class SimulatedGpu:
     @property
     def utilization(self) -> float:
         """The share of the GPU's time that is taken now; set it to change what is taken between uses."""
-        with self._changing:
-            return self._taken()
+        return self._published
 
     @utilization.setter
     def utilization(self, ratio: float) -> None:
@@ -131,6 +131,7 @@ class SimulatedGpu:
                 self._last_use = (self._taken(), time.monotonic())
             yield
             self._file.write(json.dumps(self._content()).encode())
+            self._published = self._taken()
 
     def _taken(self) -> float:
         return min(1.0, self._utilization + sum(self._uses.values()))

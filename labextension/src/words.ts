@@ -42,13 +42,17 @@ class Params {
     return typeof value === 'number' ? value.toFixed(2) : '?';
   }
 
+  has(name: string): boolean {
+    return Boolean(this.values[name]);
+  }
+
   /** How many, for plural forms. */
   count(name: string): number {
     const value = this.values[name];
     return typeof value === 'number' ? value : 0;
   }
 
-  /** A name, path as it is. */
+  /** A name or a path, as it is. */
   plain(name: string): string {
     return String(this.values[name] ?? '?');
   }
@@ -159,7 +163,10 @@ const DEADLINE: Record<string, Sentence> = {
   stalled_timeout: p => p.t.__('The limit for stuck kernels is %1.', p.span('seconds')),
   warm_up: p => p.t.__('It is younger than %1, and left alone until then.', p.span('seconds')),
   warning_lead: p => p.t.__('A warning comes %1 ahead.', p.span('lead_seconds')),
-  kept: p => p.t.__('Kept until %1 by %2.', p.time('until'), p.plain('owner')),
+  kept: p =>
+    p.has('owner')
+      ? p.t.__('Kept until %1 by %2.', p.time('until'), p.plain('owner'))
+      : p.t.__('Kept until %1.', p.time('until')),
   asked_by_user: p => p.t.__('%1 asked for it.', p.plain('owner')),
   stock_culler: p =>
     p.t.__('Jupyter itself shuts it down after %1 without activity.', p.span('seconds')),
@@ -211,6 +218,12 @@ const MISTAKES: Record<string, Sentence> = {
   shutting_down: p => p.t.__('It is too late: the kernel is being shut down.'),
   old_nonce: p => p.t.__('This request to save is no longer open.'),
   bad_request: p => p.t.__('%1: %2', p.plain('key'), p.plain('error')),
+  bad_metadata: p =>
+    p.t.__(
+      "The notebook's own settings for the guard are not used: %1: %2",
+      p.plain('key'),
+      p.plain('error')
+    ),
   keep_alive_off: p => p.t.__('Keeping kernels is switched off on this server.'),
   keep_alive_too_long: p =>
     p.t.__('A kernel may be kept for %1 at a time.', p.span('limit_seconds')),

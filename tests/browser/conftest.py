@@ -53,15 +53,15 @@ def start_lab(tmp_path: Path, browser: Browser) -> Iterator[Callable[..., Lab]]:
     """Starts JupyterLab with the guard and options such as `GpuGuard.idle_timeout=20`."""
     started: list[Lab] = []
 
-    def start(*options: str, source: str = "simulated", env: dict[str, str] | None = None) -> Lab:
+    def start(*options: str, mode: str = "enforce", env: dict[str, str] | None = None) -> Lab:
         folder = tmp_path / f"lab{len(started)}"
         override = folder / "config" / "labconfig" / "default_setting_overrides.json"
         override.parent.mkdir(parents=True)
         override.write_text(SETTINGS)
         server = LiveServer(
             folder,
-            f"GpuGuard.gpu_source={source}",
-            "GpuGuard.mode=enforce",
+            "GpuGuard.gpu_source=simulated",
+            f"GpuGuard.mode={mode}",
             *options,
             app="jupyterlab",
             config=CONFIG,

@@ -7,9 +7,10 @@ import logging
 from pathlib import Path
 
 import pytest
+from jupyter_server.services.contents.largefilemanager import LargeFileManager
+
 from jupyter_gpu_guard.contents import Contents
 from jupyter_gpu_guard.labels import Labels, NotebookMetadata, parse
-from jupyter_server.services.contents.largefilemanager import LargeFileManager
 
 LOG = logging.getLogger("test_labels")
 

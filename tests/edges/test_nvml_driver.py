@@ -185,6 +185,17 @@ def test_a_card_that_falls_off_the_bus_and_comes_back(machine):
     assert machine.gpus() == (first, second)
 
 
+@pytest.mark.parametrize(("code", "lookups"), [(1, 1), (2, 1), (15, 1), (3, 0), (4, 0), (16, 0), (999, 0)])
+def test_a_handle_is_kept_unless_it_is_dead(machine, code, lookups):
+    machine.gpus()
+    machine.driver.fail("nvmlDeviceGetPowerUsage", code, gpu=1, count=1)
+    machine.driver.reset_calls()
+    assert why(machine.gpus()[1].power_watts)[1] == "nvmlDeviceGetPowerUsage"
+    assert machine.driver.calls("nvmlDeviceGetHandleByIndex") == 0
+    assert [machine.gpus()[1].power_watts for _ in range(2)] == [90.0, 90.0]
+    assert machine.driver.calls("nvmlDeviceGetHandleByIndex") == lookups
+
+
 def test_a_card_that_is_no_longer_counted_stays_unknown_until_a_release(machine):
     first, second = machine.gpus()
     machine.driver.remove_gpu(1)

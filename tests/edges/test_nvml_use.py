@@ -93,6 +93,15 @@ def test_a_damaged_sample_hides_neither_use_nor_rest(machine):
     assert machine.gpus()[0].stray_samples == ()
 
 
+def test_a_damaged_sample_does_not_make_others_stale(machine):
+    machine.driver.add_process(PID, memory=GIB)
+    machine.driver.add_sample(PID, sm=3456789012, at=4.9)
+    assert why(machine.processes()[PID].sm_ratio) == ("damaged_value", SAMPLES)
+    machine.driver.clear_samples()
+    machine.driver.add_sample(PID, sm=30, at=4.8)
+    assert machine.processes()[PID].sm_ratio == 0.3
+
+
 def test_a_time_stamp_from_the_future_does_not_hide_later_use(machine):
     machine.driver.add_process(PID, memory=GIB, sm="0@0,40@12")
     machine.driver.add_sample(PID, sm=1, at=10**9)

@@ -40,7 +40,10 @@ class Collected:
 
     def rows(self) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in self._out.getvalue().splitlines()]
-        return [{k: v for k, v in row.items() if not k.startswith("__")} | {"id": row["__schema__"]} for row in rows]
+        return [
+            {k: v for k, v in row.items() if not k.startswith("__")} | {"id": row["__schema__"]}
+            for row in rows
+        ]
 
 
 def happening(action: str) -> Happening:

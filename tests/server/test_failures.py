@@ -373,11 +373,12 @@ def _play_numbers(server: GpuServer, innocent: subprocess.Popen[bytes], log: Pat
         )
     )
     server.until(log.exists, 20, "the innocent process does not start")
+    load = server.load(kernels["idle"])
+    # From here on it is known that on this platform an open GPU can be seen.
+    server.reaches(kernels["idle"], holds_gpu=True)
     with driver.batch():
         driver.add_process(innocent.pid, gpu=1, memory=GIB, sm=90)
         driver.add_process(sleeper, gpu=1, memory=GIB, sm=90)
-    load = server.load(kernels["idle"])
-    server.reaches(kernels["idle"], holds_gpu=True)
     load.rest()
     bystander = Seen()
     server.watch(LONG_ENOUGH, lambda status: bystander.look(kernels["bystander"], status))
@@ -432,7 +433,7 @@ def test_under_host_numbers_use_counts_for_all_whose_it_may_be(scenes):
             "device_in_use_owner_unclear",
         )
         assert seen.last["holds_gpu"] is None
-        assert seen.states == {"active"}
+        assert seen.states <= {"active", "idle"}
 
 
 def test_under_host_numbers_nobody_is_ended_for_what_may_be_another_s(scenes):

@@ -180,9 +180,14 @@ def ended(server: GpuServer) -> dict[str, Any]:
     code, body = call(server, "POST", f"kernels/{kernel_id}/cull", {"save": True})
     assert (code, body["state"]) == (202, "saving")
     check("kernel", body)
-    seen: dict[str, Any] = {"kernel_id": kernel_id, "again": call(server, "POST", f"kernels/{kernel_id}/cull")}
+    seen: dict[str, Any] = {
+        "kernel_id": kernel_id,
+        "again": call(server, "POST", f"kernels/{kernel_id}/cull"),
+    }
     seen["polled"] = {
-        page: server.until(lambda page=page: server.guard(f"status?client_id={page}")["save_requests"], 5, page)
+        page: server.until(
+            lambda page=page: server.guard(f"status?client_id={page}")["save_requests"], 5, page
+        )
         for page in ("tidy", "lost")
     }
     seen["for_others"] = server.guard("status?client_id=other")["save_requests"]
@@ -320,7 +325,10 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         ("clients/page", {"input_age_seconds": wrong}, "input_age_seconds")
         for wrong in (True, "1", -1, NAN, INFINITY, 10**400, 1e300, [])
     ],
-    *[("clients/page", {"focused_kernel_id": wrong}, "focused_kernel_id") for wrong in (5, "", "x" * 201, [])],
+    *[
+        ("clients/page", {"focused_kernel_id": wrong}, "focused_kernel_id")
+        for wrong in (5, "", "x" * 201, [])
+    ],
     ("clients/" + "x" * 65, {}, "client_id"),
     ("clients/a%20b", {}, "client_id"),
 ]
@@ -338,7 +346,10 @@ def test_a_wrong_value_is_named_and_changes_nothing(
 @pytest.mark.parametrize(
     ("query", "key"),
     [
-        *[(f"history?limit={quote(n)}", "limit") for n in ("0", "-1", "1001", "1e2", "²", "", "0010000", "x")],
+        *[
+            (f"history?limit={quote(n)}", "limit")
+            for n in ("0", "-1", "1001", "1e2", "²", "", "0010000", "x")
+        ],
         *[
             (f"{route}?since={quote(at)}", "since")
             for route in ("history", "tombstones")
@@ -408,7 +419,9 @@ def test_who_is_signed_in_but_not_authorised_gets_nothing(tmp_path: Path) -> Non
         kernel_id = server.start_kernel()
         for method, path in routes():
             full = path.format(kernel_id=kernel_id, client_id="page", recovery_id="copy")
-            body = {"seconds": 60} if method == "POST" and "keep" in path else {} if method == "POST" else None
+            body = (
+                {"seconds": 60} if method == "POST" and "keep" in path else {} if method == "POST" else None
+            )
             reason = refused(server.request(method, full, body), 403)
             assert reason["code"] == "not_allowed", (method, path)
         assert server.has_kernel(kernel_id)
