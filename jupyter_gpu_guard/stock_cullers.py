@@ -50,11 +50,13 @@ class StockCullers:
         return self._guard.settings.shields(watched.policy.mode)
 
     def _spared(self, watched: Watched, now: Instant) -> bool:
-        """Active, kept, warned, saving, ending; unknown too, for idle_timeout after the last good reading."""
+        """In use, kept, warned, saving, ending; unknown too, for idle_timeout after the last good reading."""
         verdict, life = watched.verdict, watched.life
         if life.phase in UNDER_WAY or (life.keep_until is not None and life.keep_until > now.at):
             return True
-        if verdict is None or verdict.kind is VerdictKind.ACTIVE:
+        if verdict is None or verdict.reason.code in SEEN_BY_JUPYTER:
+            return False
+        if verdict.kind is VerdictKind.ACTIVE:
             return True
         if verdict.kind is VerdictKind.UNKNOWN:
             last = self._guard.state.sample.last_success
@@ -66,8 +68,11 @@ class StockCullers:
 def _works(watched: Watched) -> bool:
     """Whether something really goes on: not a kernel that has just fallen quiet."""
     verdict = watched.verdict
-    return verdict is not None and verdict.kind is VerdictKind.ACTIVE and verdict.reason.code not in QUIET
+    if verdict is None or verdict.kind is not VerdictKind.ACTIVE:
+        return False
+    return verdict.reason.code not in SEEN_BY_JUPYTER | {"present"}
 
 
-#: Reasons of an `active` verdict behind which nothing works any more.
-QUIET = frozenset({"settling", "just_started", "executed", "present"})
+#: Reasons behind which nothing works any more, or not yet. Jupyter's clock started with what they follow, and runs as
+#: its admin has set it.
+SEEN_BY_JUPYTER = frozenset({"settling", "just_started", "executed", "not_measured_yet"})

@@ -7,6 +7,7 @@ told to rest, and asking what became of a kernel. Doesn't cover plain servers (l
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -127,8 +128,8 @@ class GpuServer(LiveServer):
     ) -> Load:
         """Let a kernel use a GPU by a `thread`, a `child`, a child with a `session` of its own, or a `detached`
         process. Returns when the GPU is in use and the cell that started it has ended."""
-        number = len(self._loads)
-        ready, halt = self.folder / f"load-{number}.ready", self.folder / f"load-{number}.halt"
+        name = f"load-{secrets.token_hex(4)}"  # not counted: scenes run side by side
+        ready, halt = self.folder / f"{name}.ready", self.folder / f"{name}.halt"
         gi, ci = instance
         work = WORK.format(gpu=gpu, memory=memory, sm=sm, gi=gi, ci=ci, ready=str(ready), halt=str(halt))
         self.run(kernel_id, f"code = {kernel_code(work)!r}\n{STARTERS[how]}")

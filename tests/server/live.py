@@ -154,7 +154,7 @@ class LiveServer:
     def get(self, path: str) -> Any:
         """The JSON of a GET that has to succeed."""
         code, body = self.request("GET", path)
-        assert code == 200, (code, body)
+        assert code == 200, (code, body, self.tail())
         return body
 
     def guard(self, path: str = "status") -> Any:
