@@ -41,6 +41,9 @@ def assembly(
     ):
         server = ServerApp(root_dir=str(folder), allow_root=True, log_level="WARN")
         server.initialize(argv=[], find_extensions=False, new_httpserver=False)
+        for kernel in kernels:
+            for notebook in kernel.notebooks:
+                (folder / notebook).write_text("{}")
         built = app.Assembly(server, app.GpuGuard(gpu_source="nvml").settings())
         built.watch.kernels = listed  # type: ignore[method-assign]
         built.guard.observer.viewers = lambda: 1

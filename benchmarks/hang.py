@@ -19,7 +19,9 @@ from tests.standin.driver import StandInDriver, build
 
 def main() -> None:
     parser = arguments(__doc__)
-    parser.add_argument("--seconds", type=float, default=30.0, help="how long to ask, each time (default: 30)")
+    parser.add_argument(
+        "--seconds", type=float, default=30.0, help="how long to ask, each time (default: 30)"
+    )
     options = parser.parse_args()
     seconds, kernels = (0.5, 0) if options.quick else (options.seconds, 2)
     figures: list[Figure] = []

@@ -42,7 +42,11 @@ def main() -> None:
             Figure(f"attribute, after a full scan of {processes} processes", middle[0], "ms CPU"),
             Figure("attribute, between full scans", middle[1], "ms CPU"),
             Figure(f"judge {kernels} kernels", middle[2], "ms CPU"),
-            Figure("attribute and judge, mean of twelve rounds", middle[0] / 12 + middle[1] * 11 / 12 + middle[2], "ms CPU"),
+            Figure(
+                "attribute and judge, mean of twelve rounds",
+                middle[0] / 12 + middle[1] * 11 / 12 + middle[2],
+                "ms CPU",
+            ),
         ],
     )
 
@@ -55,7 +59,12 @@ def observation(kernels: int, processes: int) -> Observation:
     others = [world.process(100_000 + n, world.SHELL) for n in range(processes)]
     scan = world.scan(*roots, *children, *others, now=3600)
     on_gpus = [
-        [world.row(pid) for k, parent in enumerate(pids) if k % 8 in (g, (g + 4) % 8) for pid in [parent + (k % 8 != g)]]
+        [
+            world.row(pid)
+            for k, parent in enumerate(pids)
+            if k % 8 in (g, (g + 4) % 8)
+            for pid in [parent + (k % 8 != g)]
+        ]
         for g in range(8)
     ]
     gpus = [world.gpu(*rows, uuid=f"GPU-{g}", index=g) for g, rows in enumerate(on_gpus)]

@@ -51,5 +51,7 @@ def _jupyter_server_extension_points() -> list[dict[str, str]]:
 
 def _load_jupyter_server_extension(serverapp: Any) -> None:
     probe = Probe()
-    serverapp.web_app.add_handlers(".*$", [(serverapp.base_url + "benchmark/loop", ProbeHandler, {"probe": probe})])
+    serverapp.web_app.add_handlers(
+        ".*$", [(serverapp.base_url + "benchmark/loop", ProbeHandler, {"probe": probe})]
+    )
     serverapp.io_loop.add_callback(probe.run)

@@ -75,7 +75,9 @@ def gpu_machine(gpus: int, kernels: int, processes: int) -> Iterator[Machine]:
         stack.enter_context(driver.load_in_process())
         share = [[n % gpus for n in range(processes) if n % kernels == k] for k in range(kernels)]
         started = [stack.enter_context(_kernel(f"kernel-{k}", own)) for k, own in enumerate(share)]
-        yield Machine(driver, tuple(as_kernel(f"kernel-{k}", pid) for k, pid in enumerate(started)), processes)
+        yield Machine(
+            driver, tuple(as_kernel(f"kernel-{k}", pid) for k, pid in enumerate(started)), processes
+        )
 
 
 @contextmanager

@@ -71,7 +71,9 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     )
     parser.add_argument("--json", metavar="FILE", help="write the figures to FILE as JSON; - for the screen")
     parser.add_argument(
-        "--quick", action="store_true", help="a small run that shows that the script works; its figures mean little"
+        "--quick",
+        action="store_true",
+        help="a small run that shows that the script works; its figures mean little",
     )
     return parser
 
@@ -114,7 +116,10 @@ def _cpu_model() -> str:
 def table(figures: Sequence[Figure]) -> list[str]:
     """One line for each figure."""
     width = max(len(figure.name) for figure in figures)
-    return [f"{figure.name:<{width}}  {_number(figure.value):>9} {figure.unit:<8}{_goal(figure)}" for figure in figures]
+    return [
+        f"{figure.name:<{width}}  {_number(figure.value):>9} {figure.unit:<8}{_goal(figure)}"
+        for figure in figures
+    ]
 
 
 def _number(value: float) -> str:

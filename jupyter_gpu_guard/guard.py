@@ -252,9 +252,14 @@ class Guard:
         return self.settings.layers if self.policy_file is None else self.policy_file.layers()
 
     @property
+    def general_policy(self) -> Policy:
+        """The policy of a kernel of which nothing is known, so that no entry of a policy is for it."""
+        return resolve(self.layers, ANY_KERNEL, self.clock().at)
+
+    @property
     def mode(self) -> Mode:
         """The mode of a kernel for which no entry of a policy is."""
-        return resolve(self.layers, ANY_KERNEL, self.clock().at).mode
+        return self.general_policy.mode
 
     async def _refresh_policies(self) -> None:
         file = self.policy_file
@@ -324,6 +329,7 @@ class Guard:
                 life.keep_until,
                 life.not_before,
                 self.clock(),
+                life.keep_owner,
             )
 
     def _spawn(self, work: Coroutine[object, object, None]) -> asyncio.Task[None]:

@@ -7,6 +7,7 @@ notebook has no label then. Not here: what a label may do to a policy (core.poli
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import json
 import os
@@ -63,15 +64,25 @@ class Labels:
 
     async def refresh(self, paths: Iterable[str]) -> None:
         """Read those of these notebooks that changed since they were last read."""
-        for path in paths:
-            before = self._known.get(path)
-            try:
-                stamp, found = await self._contents.run(functools.partial(self._read, path, before))
-            except (ContentsError, OSError):
-                continue  # not readable now: what was known holds
-            if found.error is not None and (before is None or before[1] != found):
-                self._log.warning("gpu_guard: %s: %s", path, found.error.text)
-            self._known[path] = (stamp, found)
+        before = {path: self._known.get(path) for path in paths}
+        # One trip to the thread for all: most have not changed, and the trip takes longer than the look.
+        try:
+            found = await self._contents.run(functools.partial(self._read_all, before))
+        except ContentsError:
+            return  # the disk hangs: what was known holds
+        for path, known in found.items():
+            last, error = before[path], known[1].error
+            if error is not None and (last is None or last[1] != known[1]):
+                self._log.warning("gpu_guard: %s: %s", path, error.text)
+            self._known[path] = known
+
+    def _read_all(self, paths: Mapping[str, Known | None]) -> dict[str, Known]:
+        """Those that can be read now; of the others holds what was known."""
+        found = {}
+        for path, before in paths.items():
+            with contextlib.suppress(ContentsError, OSError):
+                found[path] = self._read(path, before)
+        return found
 
     def _read(self, path: str, before: Known | None) -> Known:
         """In the contents' thread."""

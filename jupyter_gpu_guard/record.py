@@ -67,7 +67,7 @@ class Happening:
 
 def iso(at: datetime) -> str:
     """ISO 8601 in UTC with milliseconds and a Z, as on the wire."""
-    return at.strftime("%Y-%m-%dT%H:%M:%S.") + f"{at.microsecond // 1000:03d}Z"
+    return at.isoformat(timespec="milliseconds")[:23] + "Z"  # strftime takes ten times as long
 
 
 def evidence_to_wire(evidence: Evidence) -> dict[str, Any]:

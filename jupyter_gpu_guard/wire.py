@@ -34,13 +34,14 @@ Json = dict[str, Any]
 
 
 def status(commands: Commands, user: str, client_id: str | None = None) -> Json:
-    """`GET status`; with the save requests to all clients, or to one."""
+    """`GET status`; with the save requests to all clients, or to one. `limits` are those of a kernel for which no
+    entry of a policy is; each kernel has its own."""
     guard = commands.guard
     sample = guard.state.sample
-    policies = [w.policy for w in guard.state.watched.values()]
+    general = guard.general_policy
     return {
         "version": __version__,
-        "mode": guard.mode.value,
+        "mode": general.mode.value,
         "gpu_source": sample.source,
         "simulated": sample.source == "simulated",
         "server_time": iso(guard.clock().at),
@@ -49,10 +50,8 @@ def status(commands: Commands, user: str, client_id: str | None = None) -> Json:
         "policy": policy_state(guard),
         "hold": None if guard.state.hold is None else guard.state.hold.to_wire(),
         "limits": {
-            "keep_alive_max_seconds": max((p.keep_alive_max.total_seconds() for p in policies), default=None),
-            "keep_alive_total_seconds": max(
-                (p.keep_alive_total.total_seconds() for p in policies), default=None
-            ),
+            "keep_alive_max_seconds": general.keep_alive_max.total_seconds(),
+            "keep_alive_total_seconds": general.keep_alive_total.total_seconds(),
         },
         "gpus": [gpu_to_wire(gpu) for gpu in sample.gpus],
         "kernels": [kernel_to_wire(commands, watched) for watched in guard.state.watched.values()],

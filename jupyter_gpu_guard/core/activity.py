@@ -55,7 +55,7 @@ class Signal:
 
 def iso(moment: datetime) -> str:
     """As reasons carry it: ISO 8601, UTC, whole seconds."""
-    return moment.astimezone(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return moment.astimezone(timezone.utc).isoformat(timespec="seconds")[:19] + "Z"
 
 
 def is_busy(kernel: Kernel) -> bool:

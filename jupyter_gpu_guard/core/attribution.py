@@ -150,20 +150,31 @@ class _Split:
         self._memory = memory
         self._placed = placed
         self._matched = matched(placed)
+        # Sorted by whose they are once, not again for each kernel.
+        self._of_kernels: dict[tuple[str, str | None], list[Placed]] = {}
+        self._unmatched = {uuid: [p.row for p in rows if p.owner is None] for uuid, rows in placed.items()}
+        self._loose: dict[str, list[GpuProcess]] = {uuid: [] for uuid in placed}
+        for uuid, rows in placed.items():
+            for p in rows:
+                if p.owner is not None and p.owner.kind is Kind.KERNEL:
+                    self._of_kernels.setdefault((uuid, p.owner.name), []).append(p)
+                elif p.owner is not None and p.owner.kind is Kind.LOOSE:
+                    self._loose[uuid].append(p.row)
 
     def usage(self, kernel: Kernel, holding: Holding, measured: Instant | None) -> Usage:
         """What the kernel has on all GPUs, and what may be its own."""
         hidden = _out_of_sight(kernel)
+        unlisted = self._may_be_unlisted(holding)
         shares: list[GpuShare] = []
         maybe: list[tuple[str, Reading]] = []
         doubts: list[_Doubt] = []
         for gpu in self._gpus:
-            mine = [p for p in self._placed[gpu.uuid] if _is_of(p, kernel)]
+            mine = self._of_kernels.get((gpu.uuid, kernel.kernel_id))
             if mine:
                 shares.append(_share(gpu.uuid, mine))
                 if isinstance(shares[-1].sm_ratio, Unknown):
                     maybe.append((gpu.uuid, _at_least([p.row for p in mine], gpu)))
-            doubt = None if hidden else self._doubt(gpu, holding)
+            doubt = None if hidden else self._doubt(gpu, holding, unlisted)
             if doubt is not None:
                 doubts.append(doubt)
                 maybe.append((gpu.uuid, doubt.ratio))
@@ -178,19 +189,16 @@ class _Split:
             gpu_unreadable=hidden or next(iter(unreadable), None),
         )
 
-    def _doubt(self, gpu: Gpu, holding: Holding) -> _Doubt | None:
+    def _doubt(self, gpu: Gpu, holding: Holding, unlisted: bool) -> _Doubt | None:
         if isinstance(gpu.processes, Unknown):
             return self._doubt_without_list(gpu, gpu.processes.reason, holding)
-        rows = self._placed[gpu.uuid]
-        why = because("unmatched_gpu_process", uuid=gpu.uuid)
-        unmatched = [p.row for p in rows if p.owner is None]
-        unlisted = self._may_be_unlisted(holding)
+        unmatched, loose = self._unmatched[gpu.uuid], self._loose[gpu.uuid]
         if unmatched and unlisted:
-            return _Doubt(why, _most(unmatched, gpu))
-        loose = [p.row for p in rows if p.owner is not None and p.owner.kind is Kind.LOOSE]
+            return _Doubt(because("unmatched_gpu_process", uuid=gpu.uuid), _most(unmatched, gpu))
         if loose:
+            why = because("unmatched_gpu_process", uuid=gpu.uuid)
             return _Doubt(why, _most(loose, gpu), holds=False)
-        if rows or not unlisted:
+        if self._placed[gpu.uuid] or not unlisted:
             return None
         # A list leaves out processes of other namespaces (from driver 535.113 on), and some containers see none at
         # all (nvidia-container-toolkit#1013): an empty one is no proof where somebody uses the GPU.
@@ -227,11 +235,6 @@ def _has_no_handle(why: Reason) -> bool:
     """Whether the driver knows a card by its number alone: broken, or counted without being ours
     (nvmlDeviceGetCount_v2)."""
     return dict(why.params).get("call") == "nvmlDeviceGetHandleByIndex"
-
-
-def _is_of(placed: Placed, kernel: Kernel) -> bool:
-    owner = placed.owner
-    return owner is not None and owner.kind is Kind.KERNEL and owner.name == kernel.kernel_id
 
 
 def _strongest(gpu: Gpu) -> Reading:

@@ -75,27 +75,22 @@ def next_deadline(
     keep_until: datetime | None,
     not_before: Instant | None,
     now: Instant,
+    keep_owner: str | None = None,
 ) -> Deadline | None:
     """The earliest moment at which this kernel may be ended, or None where nothing would end it."""
     if not scoped(verdict, policy):
         return None
-    found = [
-        candidate
-        for candidate in (
-            _idle(verdict, policy, started, keep_until, now),
-            _stalled(verdict, policy, keep_until, now),
-            _max_runtime(verdict, policy, now),
-        )
-        if candidate is not None
-    ]
+    # An extension puts off the first two; maximum runtime runs on, active or not, kept or not.
+    unused = (_idle(verdict, policy, started, now), _stalled(verdict, policy, now))
+    found = [_kept(due, keep_until, keep_owner, now) for due in unused if due is not None]
+    longest = _max_runtime(verdict, policy, now)
+    found += [] if longest is None else [longest]
     if not found:
         return None
     return min((_warned(d, policy, warnings, not_before, now) for d in found), key=lambda d: d.at)
 
 
-def _idle(
-    verdict: Verdict, policy: Policy, started: Instant, keep_until: datetime | None, now: Instant
-) -> Deadline | None:
+def _idle(verdict: Verdict, policy: Policy, started: Instant, now: Instant) -> Deadline | None:
     if policy.idle_timeout <= timedelta(0) or verdict.idle_since is None:
         return None
     if verdict.kind not in (VerdictKind.IDLE, VerdictKind.ACTIVE, VerdictKind.UNKNOWN):
@@ -106,30 +101,31 @@ def _idle(
     warm = started.plus(policy.warm_up + lead)
     if warm > due.at:
         due = Deadline(warm, Cause.IDLE, because("warm_up", seconds=policy.warm_up.total_seconds()))
-    return _kept(due, keep_until, now)
+    return due
 
 
-def _stalled(verdict: Verdict, policy: Policy, keep_until: datetime | None, now: Instant) -> Deadline | None:
+def _stalled(verdict: Verdict, policy: Policy, now: Instant) -> Deadline | None:
     if not policy.cull_stalled or verdict.kind is not VerdictKind.STALLED:
         return None
     after = policy.cull_stalled_after
     reason = because("stalled_timeout", seconds=after.total_seconds())
-    return _kept(Deadline(now.plus(after - verdict.stalled_for), Cause.STALLED, reason), keep_until, now)
+    return Deadline(now.plus(after - verdict.stalled_for), Cause.STALLED, reason)
 
 
 def _max_runtime(verdict: Verdict, policy: Policy, now: Instant) -> Deadline | None:
-    """Active or not, known or not; only a failed save or the policy stops it, so extensions don't count here."""
+    """Active or not, known or not; only a failed save or the policy stops it."""
     if policy.max_runtime <= timedelta(0) or verdict.held_for <= timedelta(0):
         return None
     reason = because("max_runtime", seconds=policy.max_runtime.total_seconds())
     return Deadline(now.plus(policy.max_runtime - verdict.held_for), Cause.MAX_RUNTIME, reason)
 
 
-def _kept(due: Deadline, keep_until: datetime | None, now: Instant) -> Deadline:
+def _kept(due: Deadline, keep_until: datetime | None, owner: str | None, now: Instant) -> Deadline:
     if keep_until is None or keep_until <= due.at.at:
         return due
     until = keep_until.strftime("%Y-%m-%dT%H:%M:%SZ")
-    return Deadline(now.plus(keep_until - now.at), due.cause, because("kept", until=until, owner=""))
+    reason = because("kept", until=until, owner=owner or "")
+    return Deadline(now.plus(keep_until - now.at), due.cause, reason)
 
 
 def _warned(

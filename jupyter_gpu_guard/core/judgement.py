@@ -223,8 +223,9 @@ def _sides(
 ) -> tuple[tuple[str, bool | None, datetime], ...]:
     before = {name: (side, since) for name, side, since in track.sides}
     found = []
+    fresh = recent(policy.period())
     for signal in signals:
-        side = _side(signal, policy, now)
+        side = _side(signal, fresh, now)
         last = before.get(signal.name)
         begun = signal.active.at if side and signal.active is not None else now.at
         since = last[1] if last is not None and last[0] is side else begun
@@ -232,15 +233,15 @@ def _sides(
     return tuple(found)
 
 
-def _side(signal: Signal, policy: Policy, now: Instant) -> bool | None:
-    if _shows_use(signal, policy, now):
+def _side(signal: Signal, fresh: timedelta, now: Instant) -> bool | None:
+    if _shows_use(signal, fresh, now):
         return True
     absent = signal.value is None and signal.note is not None
     return None if absent or signal.unreadable is not None else False
 
 
-def _shows_use(signal: Signal, policy: Policy, now: Instant) -> bool:
-    return signal.active is not None and now.since(signal.active) <= recent(policy.period())
+def _shows_use(signal: Signal, fresh: timedelta, now: Instant) -> bool:
+    return signal.active is not None and now.since(signal.active) <= fresh
 
 
 # --- the verdict ----------------------------------------------------------------------------------------------------
@@ -262,7 +263,8 @@ def _decide(
     present = next(signal for signal in signals if signal.name == "presence")
     if stuck is not None and (present.active is None or now.since(present.active) > policy.window):
         return stuck
-    used = [signal for signal in signals if _shows_use(signal, policy, now)]
+    fresh = recent(policy.period())
+    used = [signal for signal in signals if _shows_use(signal, fresh, now)]
     if stuck is not None:
         used = [present]  # whoever sits there decides
     elif _busy_proves_nothing(kernel, policy, track, unreadable):

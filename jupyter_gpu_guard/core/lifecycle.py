@@ -258,7 +258,16 @@ def _quiet_or_warned(life: Life, event: Judged, policy: Policy, now: Instant) ->
         life = _to(life, phase, now, reason=verdict.reason)
         if phase is Phase.ACTIVE or _afresh(life, verdict):
             life = replace(life, noted=frozenset(), warnings=(), idle_since=None)
-    due = next_deadline(verdict, policy, life.started, life.warnings, life.keep_until, life.not_before, now)
+    due = next_deadline(
+        verdict,
+        policy,
+        life.started,
+        life.warnings,
+        life.keep_until,
+        life.not_before,
+        now,
+        life.keep_owner,
+    )
     life, actions = _stalled_notice(life, verdict, policy, now)
     if due is None:
         return life, actions

@@ -82,7 +82,7 @@ class NotebookPage:
         name = self.page.url.split("?")[0].rsplit("/", 1)[-1]
 
         def connected() -> bool:
-            kernels = {k["id"]: k for k in self.server.get("api/kernels?no_track_activity=1")}
+            kernels = {k["id"]: k for k in self.server.kernels()}
             mine = [k for k in self.server.guard()["kernels"] if name in k["notebooks"]]
             return any(kernels.get(k["kernel_id"], {}).get("connections", 0) > 0 for k in mine)
 

@@ -80,5 +80,5 @@ def test_restart_and_run_all_with_a_silent_cell_is_spared(start_lab: Callable[..
     lab.write("nb.ipynb", "import time\ntime.sleep(25)\nprint('done' + 'ish')")
     page = lab.open("nb.ipynb")
     page.page.get_by_role("button", name="Restart the kernel and run all cells").click()
-    page.page.locator(".jp-Dialog").get_by_role("button", name="Restart").click()
+    page.page.locator(".jp-Dialog").get_by_role("button", name="Confirm Kernel Restart").click()
     expect(page.page.locator(".jp-OutputArea-output")).to_contain_text("doneish", timeout=60_000)

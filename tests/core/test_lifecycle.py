@@ -206,6 +206,14 @@ def test_a_tighter_policy_never_brings_the_deadline_nearer_than_the_first_lead()
     assert after is not None and after.at == at(340)
 
 
+def test_the_deadline_of_a_kept_kernel_says_who_keeps_it() -> None:
+    due = next_deadline(verdict(idle=90), policy(), T0, (), at(500).at, None, at(90), "ada")
+    assert due is not None and due.at == at(500)
+    assert due.reason.code == "kept"
+    assert dict(due.reason.params)["owner"] == "ada"
+    assert due.reason.text.endswith(" by ada")
+
+
 def test_keeping_moves_the_deadline_and_the_warnings_come_again() -> None:
     run = Run()
     run.idle_until(95)

@@ -145,7 +145,10 @@ def test_a_process_in_both_lists_is_one_with_the_larger_memory(machine):
     machine.driver.add_process(PID, kind="G", memory=3 * GIB)
     machine.driver.add_process(PID + 1, kind="G", memory=None)
     machine.driver.add_process(PID + 1, memory=GIB)
+    machine.driver.add_process(PID + 2, memory=4 * GIB)
+    machine.driver.add_process(PID + 2, kind="G", memory=0)
     first, second = machine.processes()[PID], machine.processes()[PID + 1]
+    assert machine.processes()[PID + 2].memory_bytes == 4 * GIB
     assert (first.kinds, first.memory_bytes) == ({"compute", "graphics"}, 3 * GIB)
     assert (second.kinds, second.memory_bytes) == ({"compute", "graphics"}, GIB)
 

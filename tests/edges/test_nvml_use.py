@@ -113,6 +113,7 @@ def test_a_time_stamp_from_the_future_does_not_hide_later_use(machine):
 def test_samples_of_pids_in_no_list_are_kept_apart(machine):
     machine.driver.add_process(324, memory=0, sm=35, sample_pid=645400)
     machine.driver.add_sample(645401, sm=0, mem=3)
+    machine.driver.add_sample(0, sm=50)
     gpu = machine.gpus()[0]
     assert [(process.pid, process.sm_ratio) for process in gpu.processes] == [(324, 0.0)]
     assert gpu.stray_samples == ((645400, 0.35),)

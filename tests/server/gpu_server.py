@@ -153,6 +153,10 @@ class GpuServer(LiveServer):
         """The tombstones of a kernel; more than one would be a mistake."""
         return [t for t in self.guard("tombstones")["tombstones"] if t["kernel_id"] == kernel_id]
 
+    def has_kernel(self, kernel_id: str) -> bool:
+        """Whether Jupyter still has this kernel. Not by the list of all: that fails while any of them is starting."""
+        return self.request("GET", f"api/kernels/{kernel_id}?no_track_activity=1")[0] != 404
+
     def culled(self, kernel_id: str, timeout: float = 30) -> dict[str, Any]:
         """Wait until a kernel is gone from Jupyter and buried; returns its tombstone."""
         self.until(lambda: not self.has_kernel(kernel_id), timeout, f"kernel {kernel_id} is not culled")
@@ -178,7 +182,7 @@ class GpuServer(LiveServer):
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             look(self.guard())
-            time.sleep(0.1)
+            time.sleep(0.25)
 
 
 def _plain(value: Any) -> Any:

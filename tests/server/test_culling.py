@@ -52,6 +52,7 @@ def scenes(
     stock = make_server(
         "GpuGuard.mode=enforce",
         f"GpuGuard.idle_timeout={TIMEOUT:.0f}",
+        "GpuGuard.after_run_factor=0",
         "MappingKernelManager.cull_idle_timeout=8",
         "MappingKernelManager.cull_interval=1",
         "MappingKernelManager.cull_connected=True",
@@ -100,7 +101,7 @@ def play_work_beside_cells(server: GpuServer, way: str, gpu: int) -> dict[str, A
 @pytest.mark.parametrize("way", WAYS)
 def test_work_beside_the_cells_keeps_a_kernel(scenes, way):
     lived = scenes[way].result()["lived"]
-    assert len(lived) > 20
+    assert len(lived) >= 5
     assert {(k["execution_state"], k["verdict"], k["state"]) for k in lived} == {("idle", "active", "active")}
     assert {k["reason"]["code"] for k in lived} == {"gpu_in_use"}
     assert {share["attribution"] for k in lived for share in k["gpus"]} == {WAYS[way]}
@@ -188,11 +189,9 @@ def play_stuck(server: GpuServer, gpu: int) -> dict[str, Any]:
     server.run(kernel, kernel_code(f"gpu = Context(gpu={gpu}, memory=1 << 30)"))
     server.begin(kernel, "import time; time.sleep(600)")
     stuck = server.reaches(kernel, 30, verdict="stalled")
-    states: set[str] = set()
-    server.watch(
-        LATEST, lambda s: states.update(k["state"] for k in s["kernels"] if k["kernel_id"] == kernel)
-    )
-    return {"stuck": stuck, "states": states, "rows": server.happenings(kernel), "now": server.kernel(kernel)}
+    later: list[dict[str, Any]] = []
+    server.watch(LATEST, lambda status: later.extend(k for k in status["kernels"] if k["kernel_id"] == kernel))
+    return {"stuck": stuck, "later": later, "rows": server.happenings(kernel)}
 
 
 def test_a_stuck_kernel_is_only_warned_of_and_once(scenes):
@@ -201,8 +200,10 @@ def test_a_stuck_kernel_is_only_warned_of_and_once(scenes):
     assert scene["stuck"]["reason"]["params"]["seconds"] >= 4
     assert [row["action"] for row in scene["rows"]] == ["warned"]
     assert scene["rows"][0]["reason"]["code"] == "busy_nothing_moves"
-    assert scene["states"] == {"idle"}
-    assert (scene["now"]["verdict"], scene["now"]["deadline"]) == ("stalled", None)
+    assert {(k["verdict"], k["reason"]["code"], k["state"]) for k in scene["later"]} == {
+        ("stalled", "busy_nothing_moves", "idle")
+    }
+    assert {k["deadline"] for k in scene["later"]} == {None}
 
 
 def test_scope_gpu_leaves_kernels_without_a_gpu_alone(scenes, server):
@@ -286,6 +287,7 @@ def play_silent_cell(server: GpuServer) -> dict[str, Any]:
     server.start()
     kernel = server.start_kernel("silent")
     idle = server.start_kernel("nobody")
+    server.run(kernel, "1")
     code, _ = server.request("POST", f"api/kernels/{kernel}/restart")
     assert code == 200
     server.run(kernel, kernel_code("gpu = Context(memory=1 << 30)"))

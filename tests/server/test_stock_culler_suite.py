@@ -1,4 +1,4 @@
-"""Jupyter's own tests of its culler, unchanged, pass on a server with the guard, which watches each of their kernels."""
+"""Jupyter's own tests of its culler pass, unchanged, on a server with the guard, which watches all their kernels."""
 
 from __future__ import annotations
 

@@ -1,0 +1,61 @@
+"""Every benchmark runs, and tells what it measured. How fast anything is, is not tested."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: Each script with figures that it must tell.
+SCRIPTS = {
+    "round": {"round / nvitop", "full scans of /proc", "driver calls of a round", "driver calls of nvitop"},
+    "scans": {"round: growth", "round with a full scan: growth"},
+    "judging": {"attribute and judge, mean of twelve rounds"},
+    "hang": {"GET status, driver hanging: p99", "SIGTERM to the end, driver hanging"},
+    "loop": {"late, with the guard: max", "late, without: max"},
+    "idle_server": {"no kernel: CPU of the guard", "no kernel: memory of the guard"},
+}
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_benchmark_runs_and_tells_its_figures(script, tmp_path):
+    result = tmp_path / "result.json"
+    run = subprocess.run(
+        [sys.executable, "-m", f"benchmarks.{script}", "--quick", "--json", str(result)],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    told = json.loads(result.read_text())
+    assert told["benchmark"] == script
+    assert told["machine"]["cores"] == len(os.sched_getaffinity(0))
+    figures = {figure["name"]: figure for figure in told["figures"]}
+    assert SCRIPTS[script] <= figures.keys()
+    assert len(figures) == len(told["figures"])
+    for figure in figures.values():
+        assert math.isfinite(figure["value"])
+        target = figure["target"]
+        assert figure["met"] is (None if target is None else figure["value"] <= target)
+        assert figure["name"] in run.stdout
+
+
+def test_a_round_calls_the_driver_less_often_than_nvitop_does_for_the_same_values(tmp_path):
+    result = tmp_path / "result.json"
+    command = [sys.executable, "-m", "benchmarks.round", "--quick", "--json", str(result)]
+    subprocess.run(command, cwd=ROOT, capture_output=True, timeout=100, check=True)
+    figures = {figure["name"]: figure["value"] for figure in json.loads(result.read_text())["figures"]}
+    assert figures["driver calls of a round"] == 1 + 2 * 9
+    assert figures["full scans of /proc"] == 1
+    assert figures["driver calls of a round"] < figures["driver calls of nvitop for all that a round reads"]
