@@ -15,6 +15,7 @@ from unittest.mock import patch
 from jupyter_server.serverapp import ServerApp
 
 from jupyter_gpu_guard import app
+from jupyter_gpu_guard.config import GpuGuard
 from jupyter_gpu_guard.core.model import Instant, Kernel
 from jupyter_gpu_guard.nvml import NvmlReader
 from jupyter_gpu_guard.processes import ProcessReader
@@ -44,7 +45,7 @@ def assembly(
         for kernel in kernels:
             for notebook in kernel.notebooks:
                 (folder / notebook).write_text("{}")
-        built = app.Assembly(server, app.GpuGuard(gpu_source="nvml").settings())
+        built = app.Assembly(server, GpuGuard(gpu_source="nvml").settings())
         built.watch.kernels = listed  # type: ignore[method-assign]
         built.guard.observer.viewers = lambda: 1
         yield built, processes

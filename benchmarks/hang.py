@@ -31,25 +31,38 @@ def main() -> None:
         library = build(folder / "library")
         for state in ("well", "hanging"):
             driver = StandInDriver(folder / f"driver-{state}", library)
-            started = server(folder / state, driver, "GpuGuard.sample_interval=1s").start()
-            try:
-                start_kernels(started, kernels, gpus=2)
-                started.until(lambda: started.guard()["telemetry"]["state"] == "ok", 30, "no reading")
-                if state == "hanging":
-                    driver.hang("nvmlDeviceGet*")
-                figures += asked(started, f"driver {state}", seconds)
-                began = time.monotonic()
-                while state == "hanging" and started.guard()["telemetry"]["state"] != "stale":
-                    assert time.monotonic() - began < 20, "the hang was not seen"
-                    time.sleep(0.1)
-            finally:
-                ends[state] = started.stop()
-                driver.clear_rules()
+            started = server(folder / state, driver, "GpuGuard.sample_interval=1s")
+            found, ends[state] = lived(started, driver, state, kernels, seconds)
+            figures += found
     figures += [
         Figure("SIGTERM to the end, driver well", ends["well"], "s"),
         Figure("SIGTERM to the end, driver hanging", ends["hanging"], "s", ends["well"] + 1),
     ]
     report(options, figures)
+
+
+def lived(
+    started: LiveServer, driver: StandInDriver, state: str, kernels: int, seconds: float
+) -> tuple[list[Figure], float]:
+    """The figures of one server, and how long it took to end."""
+    try:
+        started.start()
+        start_kernels(started, kernels, gpus=2)
+        started.until(lambda: telemetry(started) == "ok", 30, "the driver is not read")
+        if state == "hanging":
+            driver.hang("nvmlDeviceGet*")
+        figures = asked(started, f"driver {state}", seconds)
+        if state == "hanging":
+            started.until(lambda: telemetry(started) == "stale", 20, "the hang is not seen")
+    finally:
+        ended = started.stop()
+        driver.clear_rules()
+    return figures, ended
+
+
+def telemetry(of: LiveServer) -> str:
+    """The state that the guard tells."""
+    return str(of.guard()["telemetry"]["state"])
 
 
 def asked(of: LiveServer, when: str, seconds: float) -> list[Figure]:

@@ -1,6 +1,7 @@
 """How late the server's event loop runs with 20 kernels, 20 open streams and a driver that takes 50 ms for each call.
 
-Beside it, in the same run, the same server without the guard. A probe in the server ticks every 5 ms.
+Beside it, in the same run, the same server without the guard. A probe in the server ticks every 5 ms. How late a tick
+comes depends on who else wants the cores; how long the loop's thread computes between two ticks does not.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from tests.server.live import LiveServer
 from tests.standin.driver import StandInDriver, build
 
 DELAY = 0.05
+#: The time is watched in so many parts: what others do to the machine doesn't spoil all of them.
+WINDOWS = 6
 
 
 def main() -> None:
@@ -50,18 +53,25 @@ def watched(folder: Path, driver: StandInDriver, guard: bool, kernels: int, seco
         with streams(started, kernels if guard else 0) as received:
             time.sleep(min(5.0, seconds))
             started.get("benchmark/loop")
-            time.sleep(seconds)
-            seen = started.get("benchmark/loop")
+            windows = []
+            for _ in range(WINDOWS):
+                time.sleep(seconds / WINDOWS)
+                windows.append(started.get("benchmark/loop"))
             if guard and min(received) == 0:
                 raise RuntimeError("a stream received nothing")
         driver.clear_rules()
     name = "with the guard" if guard else "without"
+    late = [value for seen in windows for value in seen["late"]]
+    computed = [value for seen in windows for value in seen["computed"]]
+    target = 20.0 if guard else None
     return [
-        Figure(f"late, {name}: p50", median(seen["late"]), "ms"),
-        Figure(f"late, {name}: p99", percentile(seen["late"], 99), "ms"),
-        Figure(f"late, {name}: max", max(seen["late"]), "ms", 20.0 if guard else None),
-        Figure(f"computed at a stretch, {name}: p99", percentile(seen["computed"], 99), "ms"),
-        Figure(f"computed at a stretch, {name}: max", max(seen["computed"]), "ms", 20.0 if guard else None),
+        Figure(f"late, {name}: p50", median(late), "ms"),
+        Figure(f"late, {name}: p99", percentile(late, 99), "ms"),
+        Figure(f"late, {name}: max, best window", min(max(seen["late"]) for seen in windows), "ms"),
+        Figure(f"late, {name}: max, median window", median([max(w["late"]) for w in windows]), "ms", target),
+        Figure(f"late, {name}: max", max(late), "ms", target),
+        Figure(f"computed at a stretch, {name}: p99", percentile(computed, 99), "ms"),
+        Figure(f"computed at a stretch, {name}: max", max(computed), "ms", target),
     ]
 
 

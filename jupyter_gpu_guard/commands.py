@@ -82,7 +82,9 @@ class Commands:
     async def hand_over(self, kernel_id: str, nonce: object, client_id: str, path: str, data: bytes) -> str:
         """Keep a front end's copy of a document for which there is no place beside it. Returns the copy's id, to be
         named in the answer. Raises OldNonce and UnknownClient unless a save request asks for it, and RecoveryError."""
-        request = next((r for r in self._saver.pending if r.nonce == nonce and r.kernel_id == kernel_id), None)
+        request = next(
+            (r for r in self._saver.pending if r.nonce == nonce and r.kernel_id == kernel_id), None
+        )
         if request is None:
             raise OldNonce(str(nonce))
         if client_id not in request.clients:

@@ -173,7 +173,7 @@ class Guard:
             attribution, self._memory = attribute(observation, self._memory)
             self._adopt(observation, attribution)
             for watched in list(self.state.watched.values()):
-                self._judge(watched, observation)
+                self._judge_safely(watched, observation)
             self.state.rounds += 1
         await self.extensions.charge(self._kept(), observation.now)
         self.on_round()
@@ -284,6 +284,13 @@ class Guard:
         if task is not None and not task.done():
             return  # its shutdown is being confirmed; that task ends by itself
         asyncio.get_running_loop().create_task(self._reclaimer.forget(watched.kernel.kernel_id, "gone"))
+
+    def _judge_safely(self, watched: Watched, observation: Observation) -> None:
+        """A fault in judging one kernel must not blind the guard to the others; that kernel is left alone."""
+        try:
+            self._judge(watched, observation)
+        except Exception:
+            self.log.exception("gpu_guard: kernel %s could not be judged", watched.kernel.kernel_id)
 
     def _judge(self, watched: Watched, observation: Observation) -> None:
         watched.track, verdict = judge(

@@ -192,6 +192,9 @@ class ProcessReader:
         if self._scanned is None:
             return True
         age = now.since(self._scanned)
+        # By the means too: scans that leave them alone must not put off those that take them.
+        if self._means.start is not None and now.since(self._means.start) >= period:
+            return True
         return age >= period or (age >= _RESCAN and bool(unmatched - self._unmatched))
 
     def _result(self, now: Instant, processes: Mapping[int, Process], full: bool) -> ProcessScan:

@@ -126,7 +126,10 @@ class Recorder:
             "gpu_guard: kernel %s %s: %s", happening.kernel_id, happening.action, happening.reason.text
         )
         for sink in self.sinks:
-            sink(happening)
+            try:
+                sink(happening)
+            except Exception:  # whoever fails to show it must not keep it from being done
+                self._log.exception("gpu_guard: %s could not be told to %r", happening.action, sink)
         self._pending.append(happening)
         self._write_soon()
 

@@ -118,7 +118,8 @@ class GuardHandler(APIHandler):
         for key, value in body.items():
             try:
                 json.dumps(value, ensure_ascii=False).encode()
-            except (UnicodeEncodeError, RecursionError):  # half a surrogate pair: no log and no database takes it
+            except (UnicodeEncodeError, RecursionError):
+                # Half a surrogate pair is JSON, but no log and no database takes it.
                 raise bad(str(key)[:60], "expected text that UTF-8 can hold") from None
         return body
 
@@ -384,7 +385,9 @@ class RecoveryHandler(GuardHandler):
         content, name = found
         quoted = name.encode("ascii", "replace").decode().replace('"', "").replace("\\", "")
         self.set_header("Content-Disposition", f'attachment; filename="{quoted}"')
-        self.finish(content, set_content_type="application/x-ipynb+json")
+        notebook = name.endswith(".ipynb")
+        kind = "application/x-ipynb+json" if notebook else "application/octet-stream"
+        self.finish(content, set_content_type=kind)
 
 
 def handlers(commands: Commands) -> list[tuple[str, type[GuardHandler], Json]]:

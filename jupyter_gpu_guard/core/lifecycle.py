@@ -88,7 +88,7 @@ TRANSITIONS: Mapping[Phase, Mapping[str, frozenset[Phase]]] = {
         "Restarted": frozenset({P.ACTIVE}),
     },
     P.SAVING: {
-        "Judged": frozenset({P.ACTIVE, P.SAVING, P.CULLING, P.IDLE}),
+        "Judged": frozenset({P.ACTIVE, P.SAVING, P.CULLING, P.IDLE, P.WARNED}),
         "Touched": frozenset({P.ACTIVE, P.SAVING}),
         "Kept": frozenset({P.IDLE, P.SAVING}),
         "KeepEnded": frozenset({P.SAVING}),
@@ -230,7 +230,7 @@ def _after_save(life: Life, event: Judged, now: Instant) -> Step:
     if not life.saved:
         return life, ()
     if life.cause is not Cause.USER and (event.hold is not None or not _sure(life, event.verdict)):
-        return life, ()
+        return _to(life, Phase.WARNED, now, saved=False), ()  # what was saved gets old: it is saved again in time
     return _to(life, Phase.CULLING, now), (EndKernel(),)
 
 

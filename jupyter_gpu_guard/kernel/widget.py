@@ -1,6 +1,6 @@
 """`GpuGuardWidget`: GPU use and countdown of this notebook's own kernel, shown in the notebook.
 
-The kernel only says who it is. The page asks the server for the rest by itself: comm traffic would count as activity
+The kernel only says who it is. The page hears the rest from the server by itself: comm traffic would count as activity
 and keep the kernel from ever being unused. Needs anywidget in the kernel's environment, imported on first use.
 """
 
@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 
 _HERE = Path(__file__).parent
+_PAGE = ("widget_words.js", "widget_feed.js", "widget.js")
+_IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _CONNECTION_FILE = re.compile(r"kernel-([\w-]+)\.json$")
 
 
@@ -36,6 +38,12 @@ def _connection_file() -> str:
         return ""
 
 
+def _page() -> str:
+    """The page's half as one module: it travels through the kernel, where its parts could not import each other."""
+    parts = [(_HERE / name).read_text(encoding="utf-8") for name in _PAGE]
+    return "\n".join(_IMPORT.sub("", part) for part in parts)
+
+
 def _widget_class() -> type:
     try:
         import anywidget
@@ -46,7 +54,7 @@ def _widget_class() -> type:
     class GpuGuardWidget(anywidget.AnyWidget):
         """Shows this kernel's GPU use and countdown, with a button to keep it. Nothing is sent after it is made."""
 
-        _esm = _HERE / "widget.js"
+        _esm = _page()
         _css = _HERE / "widget.css"
         kernel_id = traitlets.Unicode(read_only=True).tag(sync=True)
 

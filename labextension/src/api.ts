@@ -57,6 +57,24 @@ export class Api {
     return this.request('POST', ['kernels', kernelId, 'saved'], answer);
   }
 
+  /**
+   * Give the server a copy of a document to keep; its id. Raises ApiError 409 for a request that is no longer open, 507
+   * where the server has no place for it either.
+   */
+  async handOver(
+    kernelId: string,
+    request: { nonce: string; client_id: string; path: string },
+    content: string
+  ): Promise<string> {
+    const query = `?${new URLSearchParams(request).toString()}`;
+    const parts = ['kernels', kernelId, 'copies'];
+    const kept = await this.request<{ recovery_id: string }>('POST', parts, content, {
+      query,
+      raw: true
+    });
+    return kept.recovery_id;
+  }
+
   tombstone(kernelId: string): Promise<ITombstone> {
     return this.request('GET', ['tombstones', kernelId]);
   }
@@ -101,11 +119,11 @@ export class Api {
     method: string,
     parts: string[],
     body?: unknown,
-    options: { keepalive?: boolean; query?: string } = {}
+    options: { keepalive?: boolean; query?: string; raw?: boolean } = {}
   ): Promise<T> {
     const init: RequestInit = { method };
     if (body !== undefined) {
-      init.body = JSON.stringify(body);
+      init.body = options.raw ? String(body) : JSON.stringify(body);
     }
     if (options.keepalive) {
       init.keepalive = true;

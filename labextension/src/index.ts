@@ -19,6 +19,7 @@ import { Preferences } from './preferences';
 import { newClientId, Reporter } from './reporter';
 import { SaveResponder } from './responder';
 import { Saver } from './saving';
+import { followEnds } from './sessions';
 import { StatusItem } from './statusbar';
 import { Stream } from './stream';
 import { IGpuGuard, INotices, IPreferences } from './tokens';
@@ -107,6 +108,14 @@ const saving: JupyterFrontEndPlugin<void> = {
   }
 };
 
+const sessions: JupyterFrontEndPlugin<void> = {
+  id: 'jupyter-gpu-guard:sessions',
+  description: 'Shows at once that a notebook has no kernel any more.',
+  autoStart: true,
+  requires: [IGpuGuard],
+  activate: (app: JupyterFrontEnd, guard: IGpuGuard) => followEnds(guard.model, app.serviceManager)
+};
+
 const notices: JupyterFrontEndPlugin<INotices> = {
   id: 'jupyter-gpu-guard:notices',
   description: 'Says why a kernel was shut down, what was saved and how to go on.',
@@ -190,4 +199,4 @@ const statusItem: JupyterFrontEndPlugin<void> = {
 };
 
 export * from './tokens';
-export default [preferences, client, reporting, saving, notices, warnings, statusItem];
+export default [preferences, client, reporting, saving, sessions, notices, warnings, statusItem];

@@ -153,7 +153,7 @@ export class Notices {
 
   private buttons(stone: ITombstone): Notification.IAction[] {
     const copy = stone.saved.find(saved => saved.recovery_path !== null);
-    const stored = stone.saved.find(saved => saved.recovery_id !== null);
+    const stored = stone.saved.find(saved => saved.recovery_id !== null && !saved.recovery_path);
     const buttons: Notification.IAction[] = [];
     if (copy?.recovery_path) {
       const path = copy.recovery_path;
@@ -162,7 +162,8 @@ export class Notices {
         caption: path,
         callback: () => this.open(path)
       });
-    } else if (stored?.recovery_id) {
+    }
+    if (stored?.recovery_id) {
       const url = this.api.recoveryUrl(stored.recovery_id);
       buttons.push({
         label: this.t.__('Download the copy'),
@@ -244,7 +245,7 @@ function savedLine(saved: ITombstone['saved'][number], t: TranslationBundle): st
     case 'clean':
       return t.__('%1: had been saved already.', name);
     case 'recovered':
-      return t.__('%1: the open copy is kept by the server.', name);
+      return t.__('%1: its own file could not take it; the server keeps a copy.', name);
     default:
       return t.__('%1: not saved.', name);
   }

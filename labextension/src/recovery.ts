@@ -1,4 +1,4 @@
-/** Recovery copies: what is open in this window, written beside the file it could not be written to. */
+/** Recovery copies: what is open in this window, for when its own file cannot take it. */
 
 import type { DocumentRegistry } from '@jupyterlab/docregistry';
 import { PathExt } from '@jupyterlab/coreutils';
@@ -8,6 +8,21 @@ import { isMissing } from './hashes';
 
 type ContentsAccess = Pick<Contents.IManager, 'get' | 'save'>;
 type Model = DocumentRegistry.IModel;
+
+/** Where a copy of a document can go. */
+export interface IPlaces {
+  /** Beside the document, where this window can write it; null where there is no such place. */
+  path: string | null;
+  /** To the server, which has places that no window can write to. Its id there; raises where none takes it. */
+  handOver: (content: string) => Promise<string>;
+}
+
+/** The text of a file that holds the model. */
+export function fileText(model: Model, path: string): string {
+  return PathExt.extname(path) === '.ipynb'
+    ? `${JSON.stringify(model.toJSON(), null, 1)}\n`
+    : model.toString();
+}
 
 /** Write the model to `path`, its folder made where it is missing. Raises what the server answers. */
 export async function writeRecoveryCopy(

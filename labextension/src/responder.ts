@@ -3,16 +3,14 @@
 import type { Api } from './api';
 import type { Context, IDocuments } from './documents';
 import type { GuardModel } from './model';
+import type { IPlaces } from './recovery';
 import type { Saver } from './saving';
-import type { IDocumentAnswer, ISaveRequest, SaveOutcome } from './wire';
-
-/** Of two editors of one file the worse outcome counts. */
-const WORST_FIRST: SaveOutcome[] = ['failed', 'conflict', 'saved', 'clean'];
+import type { IDocumentAnswer, ISaveRequest } from './wire';
 
 export class SaveResponder {
   constructor(
     private readonly model: GuardModel,
-    private readonly api: Pick<Api, 'saved'>,
+    private readonly api: Pick<Api, 'saved' | 'handOver'>,
     private readonly documents: IDocuments,
     private readonly saver: Pick<Saver, 'save' | 'closed'>,
     private readonly clientId: string
@@ -30,9 +28,12 @@ export class SaveResponder {
     if (asked.size === 0) {
       return;
     }
-    const documents = await Promise.all(
-      [...asked].map(([path, recovery]) => this.answer(path, open.get(path), recovery, budget))
+    const answers = await Promise.all(
+      [...asked].map(([path, copy]) =>
+        this.answer(path, open.get(path), this.places(request, path, copy), budget)
+      )
     );
+    const documents = answers.flat();
     try {
       const { nonce, kernel_id } = request;
       await this.api.saved(kernel_id, { nonce, client_id: this.clientId, documents });
@@ -41,31 +42,34 @@ export class SaveResponder {
     }
   }
 
+  private places(request: ISaveRequest, path: string, copy: string | null): IPlaces {
+    const { nonce, kernel_id } = request;
+    const named = { nonce, client_id: this.clientId, path };
+    return { path: copy, handOver: content => this.api.handOver(kernel_id, named, content) };
+  }
+
+  /** One answer for each editor of the file, or one for the file itself where it is no longer open. */
   private async answer(
     path: string,
     contexts: Context[] | undefined,
-    recovery: string | null,
+    places: IPlaces,
     budget: number
-  ): Promise<IDocumentAnswer> {
-    const answers = contexts ? await this.saveAll(contexts, recovery, budget) : [];
-    return (
-      WORST_FIRST.flatMap(outcome => answers.filter(a => a.outcome === outcome))[0] ??
-      (await this.saver.closed(path))
-    );
+  ): Promise<IDocumentAnswer[]> {
+    return contexts ? this.saveAll(contexts, places, budget) : [await this.saver.closed(path)];
   }
 
   /** One after another: the second editor of a file has to see what the first has written. */
   private async saveAll(
     contexts: Context[],
-    recovery: string | null,
+    places: IPlaces | null,
     budget: number
   ): Promise<IDocumentAnswer[]> {
     const answers: IDocumentAnswer[] = [];
-    let free = recovery;
+    let free = places;
     for (const context of contexts) {
       const answer = await this.saver.save(context, free, budget / contexts.length);
-      if (answer.recovery_path !== null) {
-        free = null; // a second copy would write over the first
+      if (free && answer.recovery_path !== null) {
+        free = { ...free, path: null }; // a second copy would write over the first
       }
       answers.push(answer);
     }

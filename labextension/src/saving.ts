@@ -3,13 +3,14 @@
  *
  * Nobody may be there to answer a dialog, so a document goes through `context.save()` only when that will not ask. A
  * file that changed on disk, is gone, may not be written, or did not save in time is left alone, and what is open here
- * goes to the recovery path that the server named. The server checks each answer against the disk.
+ * goes to the recovery path that the server named, or to the server itself. The server checks each answer against the
+ * disk.
  */
 
 import type { Contents } from '@jupyterlab/services';
 import type { Context } from './documents';
 import { type IDisk, onDisk } from './hashes';
-import { sameContent, writeRecoveryCopy } from './recovery';
+import { fileText, type IPlaces, sameContent, writeRecoveryCopy } from './recovery';
 import type { IDocumentAnswer } from './wire';
 
 /** The share of the time until the deadline that saving may take; the rest is for recovery copies. */
@@ -25,17 +26,13 @@ class Obstacle extends Error {}
 export class Saver {
   constructor(private readonly contents: ContentsAccess) {}
 
-  /** Save one document within `budget` milliseconds. Never rejects. */
-  async save(
-    context: Context,
-    recoveryPath: string | null,
-    budget: number
-  ): Promise<IDocumentAnswer> {
+  /** Save one document within `budget` milliseconds; without `places` only into its own file. Never rejects. */
+  async save(context: Context, places: IPlaces | null, budget: number): Promise<IDocumentAnswer> {
     const time = Math.min(LONGEST_SAVE_MS, Math.max(LEAST_MS, budget * SHARE_OF_TIME));
     try {
       return await within(time, this.inPlace(context));
     } catch (error) {
-      return this.aside(context, recoveryPath, textOf(error));
+      return this.aside(context, places, textOf(error));
     }
   }
 
@@ -91,25 +88,33 @@ export class Saver {
 
   private async aside(
     context: Context,
-    recoveryPath: string | null,
+    places: IPlaces | null,
     error: string
   ): Promise<IDocumentAnswer> {
     const failed = { ...blank(context.localPath), error };
-    if (recoveryPath === null) {
+    if (places === null) {
       return failed;
     }
     try {
-      await writeRecoveryCopy(this.contents, context.model, recoveryPath);
-      const copy = await onDisk(this.contents, recoveryPath);
-      return {
-        ...failed,
-        outcome: 'conflict',
-        recovery_path: recoveryPath,
-        recovery_hash: copy?.hash ?? null
-      };
+      return { ...failed, outcome: 'conflict', ...(await this.copy(context, places)) };
     } catch (second) {
       return { ...failed, error: `${error}; no recovery copy: ${textOf(second)}` };
     }
+  }
+
+  /** A copy in the first place that takes it. Raises what the last one said. */
+  private async copy(context: Context, places: IPlaces): Promise<Partial<IDocumentAnswer>> {
+    const { model, localPath } = context;
+    if (places.path !== null) {
+      try {
+        await writeRecoveryCopy(this.contents, model, places.path);
+        const written = await onDisk(this.contents, places.path);
+        return { recovery_path: places.path, recovery_hash: written?.hash ?? null };
+      } catch {
+        // That disk is full, or may not be written: the server's other places may be on another.
+      }
+    }
+    return { recovery_id: await places.handOver(fileText(model, localPath)) };
   }
 }
 
@@ -154,6 +159,7 @@ function blank(path: string): IDocumentAnswer {
     hash: null,
     recovery_path: null,
     recovery_hash: null,
+    recovery_id: null,
     error: null
   };
 }

@@ -90,8 +90,8 @@ export interface IStatus {
   simulated: boolean;
   server_time: string;
   user: string;
-  /** Null while there is no kernel. */
-  limits: { keep_alive_max_seconds: number | null; keep_alive_total_seconds: number | null };
+  /** Of a kernel for which no entry of a policy is; each kernel has its own. */
+  limits: { keep_alive_max_seconds: number; keep_alive_total_seconds: number };
   /** Why nothing is shut down at present. */
   hold?: IReason | null;
   telemetry: ITelemetry;
@@ -118,6 +118,8 @@ export interface IDocumentAnswer {
   recovery_path: string | null;
   /** Of the recovery copy. */
   recovery_hash: string | null;
+  /** Of a copy that was handed to the server, because there was no place to write it to. */
+  recovery_id: string | null;
   /** Why it is not simply saved; English, for the log. */
   error: string | null;
 }

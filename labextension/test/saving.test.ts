@@ -15,6 +15,9 @@ const NEWER = { cells: [{ source: 'x = 3', outputs: [] }] };
 
 let disk: Disk;
 let saver: Saver;
+/** What the server was given to keep. */
+let handed: string[];
+let handOver: (content: string) => Promise<string>;
 
 beforeEach(() => {
   vi.useFakeTimers();
@@ -22,6 +25,8 @@ beforeEach(() => {
   disk.put('work', null, true, 'directory');
   disk.put(PATH, OLD);
   saver = new Saver(disk);
+  handed = [];
+  handOver = async content => `id-${handed.push(content)}`;
 });
 
 afterEach(() => {
@@ -30,7 +35,7 @@ afterEach(() => {
 
 /** Save with a minute to go, however long it takes. */
 async function save(document: OpenDocument, copy: string | null = COPY): Promise<IDocumentAnswer> {
-  const answer = saver.save(document.context, copy, 60_000);
+  const answer = saver.save(document.context, { path: copy, handOver }, 60_000);
   await vi.advanceTimersByTimeAsync(60_000);
   return answer;
 }
@@ -133,7 +138,8 @@ describe('Saver', () => {
     const document = new OpenDocument(disk, PATH, NEW);
     document.save = () => new Promise(() => undefined);
     let answered = false;
-    void saver.save(document.context, COPY, 10_000).then(() => (answered = true));
+    const places = { path: COPY, handOver };
+    void saver.save(document.context, places, 10_000).then(() => (answered = true));
     await vi.advanceTimersByTimeAsync(5_900);
     expect(answered).toBe(false);
     await vi.advanceTimersByTimeAsync(200);
@@ -149,14 +155,39 @@ describe('Saver', () => {
     expect(disk.files.get('work/copies/deep')?.type).toBe('directory');
   });
 
+  it.each([null, COPY])('hands the copy to the server where it cannot go to %s', async copy => {
+    const document = new OpenDocument(disk, PATH, NEW);
+    disk.put(PATH, NEWER);
+    disk.save = () => Promise.reject(new Error('disk full'));
+    expect(await save(document, copy)).toMatchObject({
+      outcome: 'conflict',
+      recovery_path: null,
+      recovery_hash: null,
+      recovery_id: 'id-1',
+      error: 'the file has changed on disk'
+    });
+    expect(handed.map(text => JSON.parse(text) as unknown)).toEqual([NEW]);
+  });
+
+  it('hands a text over as it is', async () => {
+    const document = new OpenDocument(disk, 'a.py', 'x = 2'); // its file is gone
+    expect(await save(document, null)).toMatchObject({ outcome: 'conflict', recovery_id: 'id-1' });
+    expect(handed).toEqual(['x = 2']);
+  });
+
+  it('hands nothing over that its own file took', async () => {
+    expect(await save(new OpenDocument(disk, PATH, NEW), null)).toMatchObject({ outcome: 'saved' });
+    expect(handed).toEqual([]);
+  });
+
   it('says failed, and why, where there is no place for a copy', async () => {
     const document = new OpenDocument(disk, PATH, NEW);
     disk.put(PATH, NEWER);
-    expect(await save(document, null)).toMatchObject({ outcome: 'failed', recovery_path: null });
-    disk.save = () => Promise.reject(new Error('disk full'));
-    expect(await save(document)).toMatchObject({
+    handOver = () => Promise.reject(new Error('disk full'));
+    expect(await save(document, null)).toMatchObject({
       outcome: 'failed',
       recovery_path: null,
+      recovery_id: null,
       error: 'the file has changed on disk; no recovery copy: disk full'
     });
   });
@@ -181,16 +212,19 @@ describe('Saver', () => {
 
 describe('SaveResponder', () => {
   const sent: { nonce: string; client_id: string; documents: IDocumentAnswer[] }[] = [];
+  const given: [string, { nonce: string; client_id: string; path: string }, string][] = [];
   let documents: OpenDocuments;
   let source: Source;
 
   beforeEach(() => {
     vi.setSystemTime(NOW);
     sent.length = 0;
+    given.length = 0;
     documents = new OpenDocuments();
     source = new Source();
     const api = {
-      saved: async (_: string, answer: (typeof sent)[number]) => void sent.push(answer)
+      saved: async (_: string, answer: (typeof sent)[number]) => void sent.push(answer),
+      handOver: async (...copy: (typeof given)[number]) => `id-${given.push(copy)}`
     };
     new SaveResponder(new GuardModel(source), api, documents, saver, 'me');
   });
@@ -259,7 +293,33 @@ describe('SaveResponder', () => {
     await ask();
     expect(disk.files.get(PATH)?.content).toEqual(NEW);
     expect(disk.files.get(COPY)?.content).toEqual(NEWER);
-    expect(sent[0]?.documents).toMatchObject([{ outcome: 'conflict', recovery_path: COPY }]);
+    expect(sent[0]?.documents).toMatchObject([
+      { path: PATH, outcome: 'saved', hash: `${PATH}@2` },
+      { path: PATH, outcome: 'conflict', recovery_path: COPY }
+    ]);
+  });
+
+  it('hands the copy over in the name of the request where it may write none', async () => {
+    open(new OpenDocument(disk, PATH, NEW));
+    disk.put(PATH, OLD);
+    await ask({ documents: [{ path: PATH, recovery_path: null }] });
+    const [[kernelId, named, content] = []] = given;
+    expect([kernelId, named]).toEqual(['k1', { nonce: 'n1', client_id: 'me', path: PATH }]);
+    expect(JSON.parse(content ?? '')).toEqual(NEW);
+    expect(sent[0]?.documents).toMatchObject([{ outcome: 'conflict', recovery_id: 'id-1' }]);
+  });
+
+  it('never writes two copies to one place', async () => {
+    open(new OpenDocument(disk, PATH, NEW));
+    open(new OpenDocument(disk, PATH, NEWER));
+    disk.put(PATH, OLD);
+    await ask();
+    expect(disk.files.get(COPY)?.content).toEqual(NEW);
+    expect(given.map(([, , content]) => JSON.parse(content) as unknown)).toEqual([NEWER]);
+    expect(sent[0]?.documents).toMatchObject([
+      { outcome: 'conflict', recovery_path: COPY, recovery_id: null },
+      { outcome: 'conflict', recovery_path: null, recovery_id: 'id-1' }
+    ]);
   });
 
   it('says nothing to a request that is not for this page', async () => {

@@ -166,6 +166,17 @@ def test_unknown_never_goes_on(phase: str) -> None:
     assert run.life.phase in (Phase.WARNED, Phase.SAVING)
 
 
+def test_after_an_unknown_while_it_is_saved_again() -> None:
+    run = Run().saving()
+    run.feed(lc.Saved("saved"))
+    run.feed(lc.Judged(verdict(UNKNOWN, idle=100)), 105)
+    assert run.life.phase is Phase.WARNED
+    run.feed(lc.Judged(verdict(idle=101)), 110)
+    assert run.life.phase is Phase.SAVING
+    assert len(run.did(lc.AskToSave)) == 2
+    assert not run.did(lc.EndKernel)
+
+
 def test_an_idle_clock_that_started_afresh_voids_the_warnings() -> None:
     run = Run()
     run.idle_until(95)

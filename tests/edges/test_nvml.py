@@ -183,6 +183,17 @@ def test_a_list_that_grows_between_two_calls_is_asked_again(machine):
     assert machine.processes()[PID].memory_bytes == GIB
 
 
+def test_a_list_may_outgrow_what_it_was_at_the_last_reading(machine):
+    machine.driver.add_process(PID, memory=GIB)
+    assert machine.processes().keys() == {PID}
+    with machine.driver.batch():
+        for pid in range(PID, PID + 150):
+            machine.driver.add_process(pid, memory=GIB, sm=1)
+    found = machine.processes()
+    assert found.keys() == set(range(PID, PID + 150))
+    assert {process.sm_ratio for process in found.values()} == {0.01}
+
+
 def test_a_list_that_never_fits_is_given_up(machine):
     machine.driver.fail(f"{COMPUTE}_v3", 7, gpu=0)
     machine.gpus()
@@ -213,6 +224,9 @@ def test_an_mps_server_is_known_by_its_name_among_the_processes(machine, tmp_pat
         machine.driver.add_process(process.pid, memory=GIB)
         kinds = {pid: found.kinds for pid, found in machine.processes().items()}
         assert kinds == {process.pid: {"compute"}, PID: {"mps"}}
+        machine.driver.add_process(PID + 1, memory=GIB)
+        kinds = {pid: found.kinds for pid, found in machine.processes().items()}
+        assert kinds == {process.pid: {"compute"}, PID: {"mps"}, PID + 1: {"compute"}}
         process.kill()
 
 

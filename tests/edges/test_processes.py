@@ -232,6 +232,26 @@ def test_a_mapped_libcuda_gives_a_process_away(spawn: Callable[..., Child], tmp_
     assert (found[child.pid].opens_gpu, found[other.pid].opens_gpu) == (True, False)
 
 
+def test_a_libcuda_that_is_mapped_later_or_let_go_is_noticed(
+    spawn: Callable[..., Child], tmp_path: Path
+) -> None:
+    library = tmp_path / "libcuda.so.1"
+    library.write_bytes(b"\0" * 4096)
+    child = spawn()
+    reader = ProcessReader()
+    seen = []
+    for line in (
+        "pass",
+        "pass",
+        f"import mmap; f = open({str(library)!r}, 'r+b'); m = mmap.mmap(f.fileno(), 4096); f.close()",
+        "pass",
+        "m.close()",
+    ):
+        child.do(line)
+        seen.append(reader.read((), NOW, ()).processes[child.pid].opens_gpu)
+    assert seen == [False, False, True, True, False]
+
+
 # --- when everything is scanned -------------------------------------------------------------------------------------
 
 
@@ -256,12 +276,11 @@ def test_period_0_scans_now_and_leaves_the_means_alone(clock: Clock) -> None:
     assert forced.full
     assert forced.measured_at == measured.measured_at
     assert forced.cpu_cores == measured.cpu_cores
-    clock.seconds += 57
+    clock.seconds += 56
+    assert not reader.read((), MINUTE, ()).full
+    clock.seconds += 1
     again = reader.read((), MINUTE, ())
-    assert not again.full  # the forced one was young enough
-    clock.seconds += 3
-    again = reader.read((), MINUTE, ())
-    assert again.measured == timedelta(seconds=63)
+    assert again.measured == timedelta(seconds=60)  # forced ones put nothing off
     assert again.measured_at == clock()
 
 
@@ -313,6 +332,23 @@ def test_rounds_between_full_scans_read_only_what_they_are_asked_for(
     between = reader.read((), MINUTE, ()).processes
     assert set(between) == {os.getpid(), child.pid}  # not looked at again
     assert set(reader.read((), MINUTE, (child.pid,)).processes) == {child.pid}
+
+
+def test_between_full_scans_a_known_process_is_seen_to_change_and_to_die(
+    spawn: Callable[..., Child], clock: Clock
+) -> None:
+    child = spawn(env={"JUPYTER_GPU_GUARD_KERNEL_ID": "k-1"})
+    reader = ProcessReader(clock=clock)
+    before = [reader.read((), NOW, ()).processes[child.pid] for _ in range(2)][1]
+    child.do("open('/proc/self/comm', 'w').write('renamed')")
+    renamed = reader.read((child.pid,), MINUTE, ()).processes[child.pid]
+    assert (renamed.name, renamed.marker, renamed.key) == ("renamed", "k-1", before.key)
+    assert (renamed.uid, renamed.cgroup) == (before.uid, before.cgroup)
+    child.process.kill()
+    assert eventually(lambda: reader.read((child.pid,), MINUTE, ()).processes[child.pid].state == "Z")
+    child.process.wait()
+    assert child.pid not in reader.read((child.pid,), MINUTE, ()).processes
+    assert reader.full_scans == 2
 
 
 def test_a_marker_of_a_process_just_forked_is_read_again(clock: Clock, tmp_path: Path) -> None:

@@ -23,13 +23,17 @@ __all__ = ["standin_library"]
 def make_server(
     standin_library: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., GpuServer]]:
-    """Make a server that isn't started yet: `make_server(*options, gpus=2, policies=[...])`."""
+    """Make a server that isn't started yet: `make_server(*options, gpus=2, policies=[...])`; one that is `like` another
+    has its folders and its driver."""
     made: list[GpuServer] = []
 
-    def make(*options: str, gpus: int = 2, **settings: Any) -> GpuServer:
-        folder = tmp_path_factory.mktemp("server")
-        driver = StandInDriver(folder / "standin", standin_library, gpus)
-        made.append(GpuServer(folder / "jupyter", driver, *options, **settings))
+    def make(*options: str, gpus: int = 2, like: GpuServer | None = None, **settings: Any) -> GpuServer:
+        if like is None:
+            folder = tmp_path_factory.mktemp("server")
+            driver = StandInDriver(folder / "standin", standin_library, gpus)
+            made.append(GpuServer(folder / "jupyter", driver, *options, **settings))
+        else:
+            made.append(GpuServer(like.folder, like.driver, *options, **settings))
         return made[-1]
 
     yield make

@@ -43,6 +43,6 @@ def refused(answer: tuple[int, Any], code: int, key: str | None = None) -> dict[
 def standing(server: LiveServer, kernel_id: str) -> dict[str, Any]:
     """What a request could have changed of a kernel."""
     kernel = server.kernel(kernel_id)
-    kept = ("state", "state_reason", "keep_alive_until", "documents", "warnings", "started", "pid")
+    kept = ("state", "keep_alive_until", "documents", "warnings", "started", "pid")
     actions = server.guard("history?limit=1000")["transitions"]
     return {**{key: kernel[key] for key in kept}, "happened": len(actions)}

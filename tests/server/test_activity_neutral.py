@@ -25,7 +25,12 @@ from tests.server.live import LiveServer
 API = "gpu-guard/api/v1"
 IDLE_TIMEOUT = 8
 #: A kernel counts as idle early, and is warned late: so it is seen idle for a while before it is warned.
-SHORT = (f"GpuGuard.idle_timeout={IDLE_TIMEOUT}", "GpuGuard.window=2", "GpuGuard.warn_before=['1.5s']")
+SHORT = (
+    f"GpuGuard.idle_timeout={IDLE_TIMEOUT}",
+    "GpuGuard.window=2",
+    "GpuGuard.warm_up=0",
+    "GpuGuard.warn_before=['1.5s']",
+)
 #: Jupyter's own pings are made frequent, so that one on the stream would show.
 PINGS = "ServerApp.tornado_settings={'ws_ping_interval': 300}"
 

@@ -231,7 +231,9 @@ def play_kept(server: GpuServer, gpu: int) -> dict[str, Any]:
     kept_at = time.time()
     kept = server.request("POST", path, {"seconds": 12, "reason": "lunch"})
     after = server.kernel(kernel)
-    server.until(lambda: time.time() > kept_at + 5, 10, "time stands still")
+    kept_for: list[dict[str, Any]] = []
+    server.watch(5, lambda status: kept_for.extend(k for k in status["kernels"] if k["kernel_id"] == kernel))
+    assert {(k["verdict"], k["reason"]["code"]) for k in kept_for} == {("idle", "idle")}, [(k["verdict"],k["reason"],k["evidence"]) for k in kept_for]
     used_up = server.request("POST", path, {"seconds": 12})
     tombstone = server.culled(kernel)
     return {
