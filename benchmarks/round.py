@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 
 import nvitop
@@ -26,6 +27,7 @@ from jupyter_gpu_guard.wire import status
 
 #: Rounds from one full scan of /proc to the next: a minute at 5 s.
 CYCLE = 12
+MINUTE = timedelta(minutes=1)
 #: nvitop's names for what a round reads of each card.
 OF_CARDS = (
     "memory_info",
@@ -70,7 +72,7 @@ async def figures(machine: Machine, inside: InsideDriver, cycles: int) -> list[F
         async def one_round() -> None:
             clock.step()
             began = time.process_time()
-            await assembled.guard.round()
+            await assembled.guard.round(MINUTE)
             reading.append(1e3 * (adopted[-1] - began) - inside.cpu)
             json.dumps(status(assembled.commands, "benchmark"))
 

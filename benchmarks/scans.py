@@ -23,6 +23,8 @@ from benchmarks.assembly import assembly
 from benchmarks.machine import Machine, SteppedClock, gpu_machine
 from benchmarks.runner import Figure, arguments, median, report
 
+MINUTE = timedelta(minutes=1)
+
 #: A process that forks so many others; all sleep until their standard input ends.
 CROWD = """
 import os, sys
@@ -77,13 +79,13 @@ async def measured(machine: Machine, number: int, times: int) -> list[Figure]:
         for _ in range(3):
             await guard.look()
         before = processes.full_scans
-        await guard.round()
-        between = [await cpu_of(guard.round) for _ in range(times)]
+        await guard.round(MINUTE)
+        between = [await cpu_of(lambda: guard.round(MINUTE)) for _ in range(times)]
         assert processes.full_scans == before
         full = []
         for _ in range(times):
-            clock.step(timedelta(minutes=1).total_seconds())
-            full.append(await cpu_of(guard.round))
+            clock.step(MINUTE.total_seconds())
+            full.append(await cpu_of(lambda: guard.round(MINUTE)))
         assert processes.full_scans == before + times
         await guard.stop()
     children = [await cpu_of(lambda: asks_psutil(machine)) for _ in range(max(2, times // 8))]

@@ -144,8 +144,8 @@ class Assembly:
         self.recorder.sinks = [events.happened, self.metrics.happened, self.stream.happened]
         self.reclaimer.on_request = self.stream.asked
         guard.observer.viewers = lambda: len(self.stream)
-        guard.on_change = self.stream.changed
-        guard.on_warning = self.stream.warned
+        guard.steps.on_change = self.stream.changed
+        guard.steps.on_warning = self.stream.warned
 
         def after_round() -> None:
             self.metrics.round()

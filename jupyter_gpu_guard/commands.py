@@ -9,15 +9,25 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from .core.reasons import because
+from .core.deadline import Cause
+from .core.reasons import Reason, because
 from .extensions import Extensions, Kept
-from .guard import Guard, Watched
+from .guard import Guard
 from .notebooks import OldNonce, Saver, UnknownClient
 from .presence import People
 from .reclaim import Reclaimer
 from .record import iso
 from .recovery import NoSuchCopy, RecoveryStore
 from .save_answers import parse_documents
+from .watched import Watched
+
+
+class TooLate(Exception):
+    """What was asked for would not help any more; `reason` says why."""
+
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
 
 
 class Commands:
@@ -44,12 +54,14 @@ class Commands:
     ) -> tuple[datetime, timedelta]:
         """Extend a kernel's time by `span` from now. Returns until when, and what is left of the total after it.
 
-        Raises Refused over a limit, and HistoryError when the ledger can't be read.
+        Raises Refused over a limit, TooLate where it would not help, HistoryError when the ledger can't be read.
         """
         now = self.guard.clock()
         left = await self._extensions.check(_kept(watched), span, watched.policy, now)
         until = now.at + span
-        self.guard.keep(watched, until, owner, note)
+        if not self.guard.keep(watched, until, owner, note):
+            by_policy = watched.life.cause is Cause.MAX_RUNTIME and not watched.life.ending
+            raise TooLate(because("not_extendable" if by_policy else "too_late"))
         return until, left
 
     def end_keep(self, watched: Watched) -> None:
@@ -87,7 +99,7 @@ class Commands:
         )
         if request is None:
             raise OldNonce(str(nonce))
-        if client_id not in request.clients:
+        if client_id not in request.clients or (client_id, path) not in request.copies:
             raise UnknownClient(client_id)
         return (await self._recovery.store(data, path, kernel_id, client_id)).id
 
@@ -124,7 +136,7 @@ class Commands:
             last = None if seen is None else seen.last_input
             if last is not None and (before is None or last > before) and last > watched.life.since:
                 self.guard.touch(watched, because("present", at=iso(last.at)))
-            self.guard.on_change(watched)
+            self.guard.steps.on_change(watched)
 
 
 def _kept(watched: Watched) -> Kept:

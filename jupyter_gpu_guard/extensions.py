@@ -8,6 +8,7 @@ Not here: what an extension does to the deadline (core).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -62,6 +63,11 @@ class Extensions:
         seconds = await self._recorder.ask(lambda history: history.charged(self.owner, kept.path, since))
         self._charged[kept.path] = timedelta(seconds=seconds)
         return self.remaining_known(kept, policy)
+
+    async def read(self, kept: Kept, policy: Policy, now: Instant) -> None:
+        """Read the ledger of this notebook, so that `remaining_known` tells the truth."""
+        with contextlib.suppress(HistoryError):
+            await self.remaining(kept, policy, now)
 
     def remaining_known(self, kept: Kept, policy: Policy) -> timedelta:
         """The same from what was last read, without asking."""

@@ -18,8 +18,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from .core.model import TelemetryState, Unknown, VerdictKind
-from .guard import Guard, Watched
+from .guard import Guard
 from .record import Happening
+from .watched import Watched
 
 PREFIX = "jupyter_gpu_guard_"
 #: Reclaimed time counts until the same owner holds a GPU again, and this long at most.
@@ -63,7 +64,8 @@ class Metrics(Collector):
         if happening.action == "culled":
             self._culls[code] += 1
             watched = self._guard.state.watched.get(happening.kernel_id)
-            cards = 0 if watched is None else len(watched.usage.shares)
+            verified = watched is not None and watched.released
+            cards = len(watched.usage.shares) if watched is not None and verified else 0
             self._released += [self._guard.clock().monotonic] * cards
         elif happening.action == "would_cull":
             self._would[code] += 1

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from .core.deadline import Cause, Warning_
-from .core.lifecycle import Culled, Saved
 from .core.model import Attribution, Instant, Kernel, Link, ProcessKey, Sample, TelemetryState, Unknown, Usage
 from .core.policy import Policy
 from .core.reasons import Reason, because
@@ -37,10 +36,8 @@ INTERRUPT_SECONDS = 10.0
 SHUTDOWN_SECONDS = 60.0
 #: How long processes may take to go by themselves, after SIGTERM and after SIGKILL, and the driver to drop them.
 GONE_SECONDS, TERM_SECONDS, KILL_SECONDS, RELEASE_SECONDS = 5.0, 5.0, 5.0, 10.0
-POLL_SECONDS = 0.1
+POLL_SECONDS, QUIET_SECONDS = 0.1, 0.5
 PROC = Path("/proc")
-
-Look = Callable[[], Awaitable[tuple[Sample, Attribution]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +72,12 @@ class Case:
             "lost": ["variables"],
             "survivors": 0,
             "memory_released_bytes": None,
+            "problems": [],
         }
 
 
 class Reclaimer:
-    """Saves and ends kernels. `look` takes a fresh reading and attributes it."""
+    """Saves and ends kernels. `look` makes a fresh round (the app wires it); `on_request` tells front ends."""
 
     def __init__(
         self,
@@ -99,28 +97,32 @@ class Reclaimer:
         self._clock = clock
         self._outcomes: dict[str, SaveOutcome] = {}
         self._entries: dict[str, int] = {}
-        self.look: Look | None = None
+        self.seen: Callable[[], tuple[Sample, Attribution]] | None = None
+        self.look: Callable[[], Awaitable[bool]] | None = None
         self.on_request: Callable[[SaveRequest], None] = lambda request: None
 
     # --- saving ---
 
-    async def save(self, case: Case) -> Saved:
-        """Ask every front end that has a document of this kernel open, and verify what they answer."""
+    async def save(self, case: Case) -> tuple[str, Reason]:
+        """Ask every front end that has a document of this kernel open, and verify what they answer. Returns the kind of
+        `core.life.Saved` and the reason. If it is cancelled, the request takes no more answers."""
         kernel_id = case.kernel.kernel_id
-        self._outcomes.pop(kernel_id, None)
         try:
-            await self._journal(case, "saving")
-        except HistoryError:
-            return Saved("failed", self._recorder.hold)
+            await self.journal(case, "saving")
+        except HistoryError as error:
+            return "failed", because("cannot_record", error=str(error))
         present = self._people.for_kernels(self._clock()).get(kernel_id)
         documents = () if present is None else present.open_documents
         request = await self._saver.open_request(kernel_id, documents, case.policy.save_timeout)
-        if request.clients:
-            self.on_request(request)
-        outcome = await self._saver.wait(request.nonce)
+        try:
+            if request.clients:
+                self.on_request(request)
+            outcome = await self._saver.wait(request.nonce)
+        finally:
+            self._saver.close(request.nonce)
         self._outcomes[kernel_id] = outcome
         kind = "recovered" if outcome.kind == "failed" and outcome.all_copied else outcome.kind
-        return Saved(kind, outcome.reason or case.reason)
+        return kind, outcome.reason or case.reason
 
     def recovery_of(self, kernel_id: str) -> list[dict[str, Any]]:
         """The recovery copies of the last save of this kernel: `{path, recovery_path, recovery_id}`."""
@@ -131,39 +133,43 @@ class Reclaimer:
             if d.copied
         ]
 
-    async def forget(self, kernel_id: str, outcome: str) -> None:
-        """Close what stands open for a kernel that lives on (`cancelled`) or that ended otherwise (`gone`)."""
-        self._outcomes.pop(kernel_id, None)
+    async def forget(self, kernel_id: str, outcome: str, keep: bool = False) -> None:
+        """Close what stands open for a kernel that lives on (`cancelled`, `postponed`) or ended otherwise (`gone`).
+        `keep`: what was saved and copied is still shown."""
+        if not keep:
+            self._outcomes.pop(kernel_id, None)
         entry = self._entries.pop(kernel_id, None)
         if entry is not None:
             try:
                 await self._recorder.ask(lambda history: history.close_journal(entry, outcome))
             except HistoryError:
-                self._entries[kernel_id] = entry
+                self._entries.setdefault(kernel_id, entry)
 
     # --- ending ---
 
-    async def end(self, case: Case) -> Culled:
-        """Interrupt if busy, shut down, confirm, leave a tombstone. The reason of the result says what went wrong."""
+    async def end(self, case: Case, usage: Usage) -> tuple[Reason | None, bool]:
+        """Interrupt if busy, shut down, confirm, leave a tombstone. `usage` is of the look just before.
+
+        Returns what went wrong (None: the kernel is gone) and whether its GPU memory is known to be back.
+        """
         kernel_id = case.kernel.kernel_id
-        try:
-            await self._journal(case, "culling")
-        except HistoryError:
-            return Culled(self._recorder.hold)
-        sample, attribution = await self._fresh()
-        usage = attribution.usages.get(kernel_id, Usage(kernel_id))
+        sample, attribution = self._seen()
         others = {key for other in attribution.usages.values() if other is not usage for key, _ in other.tree}
-        tree = record_tree([(key, link) for key, link in usage.tree if key not in others])
+        links = {key: link for key, link in usage.tree if key not in others}
+        apart = {key for key in links if _session(key) != case.kernel.pid}
+        tree = record_tree(links.items())
         try:
             error = await self._shut_down(case.kernel)
-            survivors = await self._confirm(tree, usage, case)
+            survivors = await self._confirm(tree, links, apart, case)
         finally:
             tree.close()
-        if any(link is Link.KERNEL for link in survivors.values()):
-            return Culled(error or because("survivors", count=len(survivors)))
-        released = await self._released(usage, sample, {key.pid for key in survivors})
-        await self._bury(case, usage, len(survivors), released)
-        return Culled(None)
+        if any(links[key] is Link.KERNEL for key in survivors):
+            return error or because("survivors", count=len(survivors)), False
+        if error is not None and any(k.kernel_id == kernel_id for k in await self._watch.kernels()):
+            return error, False
+        released, held = await self._released(usage, sample, {key.pid for key in survivors})
+        await self._bury(case, usage, survivors, released, held)
+        return None, released is not None and held == 0
 
     async def _shut_down(self, kernel: Kernel) -> Reason | None:
         try:
@@ -177,26 +183,26 @@ class Reclaimer:
         return None
 
     async def _until_quiet(self, kernel_id: str) -> None:
-        for _ in range(int(INTERRUPT_SECONDS / POLL_SECONDS)):
+        for _ in range(int(INTERRUPT_SECONDS / QUIET_SECONDS)):
             kernels = {k.kernel_id: k for k in await self._watch.kernels()}
             if kernel_id not in kernels or not kernels[kernel_id].executing:
                 return
-            await asyncio.sleep(POLL_SECONDS)
+            await asyncio.sleep(QUIET_SECONDS)
 
-    async def _confirm(self, tree: TreeRecord, usage: Usage, case: Case) -> dict[ProcessKey, Link]:
+    async def _confirm(
+        self, tree: TreeRecord, links: dict[ProcessKey, Link], apart: Collection[ProcessKey], case: Case
+    ) -> list[ProcessKey]:
         """Wait for the tree to go; end those of the record that may be ended. Returns what still lives."""
-        links = dict(usage.tree)
         alive = await self._gone(tree, links, GONE_SECONDS)
-        # A person's own request never ends a child that was set apart from the kernel: it may be working.
-        allowed = set() if case.cause is Cause.USER else {Link.DESCENDANT}
-        if allowed and case.policy.end_detached:
-            allowed.add(Link.DETACHED)
+        allowed = {Link.DESCENDANT, Link.DETACHED} if case.policy.end_detached else {Link.DESCENDANT}
+        by_user = case.cause is Cause.USER
         for signal, patience in ((tree.terminate, TERM_SECONDS), (tree.kill, KILL_SECONDS)):
-            targets = [key for key in alive if links.get(key) in allowed]
+            # A person's own request never ends what set itself apart in a session of its own: it may be working.
+            targets = [k for k in alive if links.get(k) in allowed and not (by_user and k in apart)]
             if targets:
                 signal(targets)
                 alive = await self._gone(tree, links, patience, only=targets)
-        return {key: links[key] for key in alive if key in links}
+        return [key for key in alive if key in links]
 
     async def _gone(
         self,
@@ -216,41 +222,47 @@ class Reclaimer:
             await asyncio.sleep(POLL_SECONDS)
             waited += POLL_SECONDS
 
-    async def _released(self, usage: Usage, before: Sample, survivors: Collection[int]) -> int | None:
-        """Bytes that came back, or None where that can't be read. Waits a little: the driver drops a process late.
-        What survives keeps its memory, so that isn't waited for."""
+    async def _released(
+        self, usage: Usage, before: Sample, survivors: Collection[int]
+    ) -> tuple[int | None, int]:
+        """Bytes that came back (None where that can't be read), and bytes that are still held by processes that are
+        gone. Waits a little: the driver drops a process late. What survives keeps its memory, so that isn't waited for.
+        """
         pids = {pid for share in usage.shares for pid in share.pids} - set(survivors)
         cards = {share.uuid for share in usage.shares}
         held = _held_by(before, cards, pids)
         if not cards or held is None:
-            return None
+            return None, 0
         waited = 0.0
         while pids:
-            sample, _ = await self._fresh()
-            still = _held_by(sample, cards, pids)
+            assert self.look is not None, "the guard sets it"
+            await self.look()
+            still = _held_by(self._seen()[0], cards, pids)
             if still == 0 or waited >= RELEASE_SECONDS:
-                return None if still is None else max(held - still, 0)
+                return (None, 0) if still is None else (max(held - still, 0), still)
             await asyncio.sleep(1.0)
             waited += 1.0
-        return 0
+        return 0, 0
 
-    async def _fresh(self) -> tuple[Sample, Attribution]:
-        assert self.look is not None, "the guard sets it"
-        return await self.look()
+    def _seen(self) -> tuple[Sample, Attribution]:
+        assert self.seen is not None, "the guard sets it"
+        return self.seen()
 
     # --- what is left to read ---
 
-    async def _journal(self, case: Case, step: str) -> None:
-        """Write down how far this has come, before it is done."""
+    async def journal(self, case: Case, step: str) -> None:
+        """Write down how far this has come, before it is done. Raises HistoryError."""
         kernel_id = case.kernel.kernel_id
         row = {**self._with_outcome(case), "server": self._server}
-        entry = self._entries.get(kernel_id)
-        if entry is None:
-            self._entries[kernel_id] = await self._recorder.ask(
-                lambda h: h.open_journal(kernel_id, step, row)
-            )
-        else:
-            await self._recorder.ask(lambda h: h.step_journal(entry, step, row))
+        entry = self._entries.pop(kernel_id, None)
+        if entry is not None:
+            try:
+                await self._recorder.ask(lambda h: h.step_journal(entry, step, row))
+                self._entries[kernel_id] = entry
+                return
+            except HistoryError:
+                pass  # it went with a damaged file, or the disk is full: a new entry tells
+        self._entries[kernel_id] = await self._recorder.ask(lambda h: h.open_journal(kernel_id, step, row))
 
     def _with_outcome(self, case: Case) -> dict[str, Any]:
         row = case.to_row()
@@ -262,9 +274,22 @@ class Reclaimer:
                 row["saved"].append(document.to_row())
         return row
 
-    async def _bury(self, case: Case, usage: Usage, survivors: int, released: int | None) -> None:
+    async def _bury(
+        self, case: Case, usage: Usage, survivors: Collection[ProcessKey], released: int | None, held: int
+    ) -> None:
         row = self._with_outcome(case)
-        row.update(ended_at=iso(self._clock().at), survivors=survivors, memory_released_bytes=released)
+        problems = []
+        if survivors:
+            problems.append(because("survivors", count=len(survivors)))
+        if held:
+            problems.append(because("memory_not_released", bytes=held))
+            self._log.warning("gpu_guard: kernel %s is gone, %d bytes are not", case.kernel.kernel_id, held)
+        row.update(
+            ended_at=iso(self._clock().at),
+            survivors=len(survivors),
+            memory_released_bytes=released,
+            problems=[problem.to_wire() for problem in problems],
+        )
         if usage.shares:
             row["lost"].append("gpu_memory")
         entry = self._entries.pop(case.kernel.kernel_id, None)
@@ -313,6 +338,12 @@ def _held_by(sample: Sample, cards: Collection[str], pids: Collection[int]) -> i
                 return None
             total += process.memory_bytes
     return total
+
+
+def _session(key: ProcessKey) -> int | None:
+    """The session of a process that is still the one of that key."""
+    stat = ProcFiles(PROC, ()).stat(key.pid)
+    return stat.session if stat is not None and stat.start_ticks == key.start_ticks else None
 
 
 def own_identity() -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """One record of what happened, for everybody: history, log, events, metrics and browser read the same.
 
-The history is written first, in a daemon thread. While it can't be written, `hold` says so and nothing is culled; what
-happened meanwhile is kept (bounded) and written when the history is back.
+The history is written in a daemon thread. While it can't be written, `hold` says so and nothing is culled; what
+happened meanwhile is kept (bounded) and written when the history is back. Before a step that ends something, the
+journal is written first (reclaim).
 
 Not here: how the history stores it (history), how the sinks show it.
 """
@@ -10,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -82,13 +82,13 @@ def evidence_to_wire(evidence: Evidence) -> dict[str, Any]:
 
 
 class Recorder:
-    """Writes happenings to the history, then hands them to the sinks."""
+    """Hands happenings to the sinks and writes them to the history."""
 
     def __init__(self, history: History, log: Logger) -> None:
         self._history = history
         self._log = log
         self._worker = Worker("gpu-guard-history")
-        self._pending: deque[Happening] = deque(maxlen=MOST_PENDING)
+        self._pending: list[Happening] = []
         self._writing: asyncio.Task[None] | None = None
         self._retrying: asyncio.Task[None] | None = None
         self.sinks: list[Callable[[Happening], None]] = []
@@ -130,7 +130,7 @@ class Recorder:
                 sink(happening)
             except Exception:  # whoever fails to show it must not keep it from being done
                 self._log.exception("gpu_guard: %s could not be told to %r", happening.action, sink)
-        self._pending.append(happening)
+        self._pending = [*self._pending[-(MOST_PENDING - 1) :], happening]
         self._write_soon()
 
     def _write_soon(self) -> asyncio.Task[None]:
@@ -148,8 +148,8 @@ class Recorder:
                 await self.ask(lambda history, rows=rows: history.record(*rows))  # type: ignore[misc]
             except HistoryError:
                 return
-            for _ in batch:
-                self._pending.popleft()
+            written = {id(happening) for happening in batch}
+            self._pending = [happening for happening in self._pending if id(happening) not in written]
             self._lift()
 
     async def close(self) -> None:

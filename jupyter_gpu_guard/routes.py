@@ -12,20 +12,21 @@ import re
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
+from jupyter_core.utils import ensure_async
 from jupyter_server.auth.decorator import authorized
 from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from tornado import web
 
-from .commands import Commands
+from .commands import Commands, TooLate
 from .core.lifecycle import Phase
 from .core.reasons import Reason, because
 from .extensions import Refused
-from .guard import Watched
 from .history import HistoryError
 from .notebooks import BadAnswer, OldNonce, UnknownClient
 from .presence import BadReport
 from .record import iso
 from .recovery import RecoveryError
+from .watched import Watched
 from .wire import kernel_to_wire, policy_to_wire, status
 
 AUTH_RESOURCE = "gpu_guard"
@@ -83,6 +84,8 @@ class GuardHandler(APIHandler):
         error = (kwargs.get("exc_info") or (None, None, None))[1]
         if isinstance(error, Refused):
             error = Mistake(403, error.reason)
+        if isinstance(error, TooLate):
+            error = Mistake(409, error.reason)
         if isinstance(error, HistoryError):
             error = Mistake(503, because("cannot_record", error=str(error)))
         if isinstance(error, web.HTTPError):
@@ -102,8 +105,14 @@ class GuardHandler(APIHandler):
 
     def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
         """A caller's mistake is no traceback in the log."""
-        if not isinstance(value, Mistake | Refused | HistoryError):
+        if not isinstance(value, Mistake | Refused | TooLate | HistoryError):
             super().log_exception(typ, value, tb)
+
+    async def also(self, action: str, resource: str) -> None:
+        """Who may use the guard may not by that do to Jupyter's own things what Jupyter would refuse: 403."""
+        allowed = await ensure_async(self.authorizer.is_authorized(self, self.current_user, action, resource))
+        if not allowed:
+            raise web.HTTPError(403, f"not authorized to {action} {resource}")
 
     def body(self) -> Json:
         """The body as a JSON object."""
@@ -235,6 +244,7 @@ class CullHandler(GuardHandler):
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str) -> None:
+        await self.also("write", "kernels")
         watched, body = self.watched(kernel_id), self.body()
         self.only(body, "save")
         save = body.get("save", True)
@@ -275,6 +285,7 @@ class CopyHandler(GuardHandler):
     @web.authenticated
     @authorized
     async def post(self, kernel_id: str) -> None:
+        await self.also("write", "contents")
         self.watched(kernel_id)
         client_id = self.client(self.get_query_argument("client_id", ""))
         path = self.get_query_argument("path", "")
@@ -376,6 +387,7 @@ class RecoveryHandler(GuardHandler):
     @web.authenticated
     @authorized
     async def get(self, recovery_id: str) -> None:
+        await self.also("read", "contents")
         try:
             found = await self.commands.recovery_file(recovery_id)
         except RecoveryError as error:
@@ -383,7 +395,7 @@ class RecoveryHandler(GuardHandler):
         if found is None:
             raise Mistake(404, because("bad_request", key="id", error="there is no such recovery file"))
         content, name = found
-        quoted = name.encode("ascii", "replace").decode().replace('"', "").replace("\\", "")
+        quoted = re.sub(r'[^ -~]|["\\\\]', "_", name)
         self.set_header("Content-Disposition", f'attachment; filename="{quoted}"')
         notebook = name.endswith(".ipynb")
         kind = "application/x-ipynb+json" if notebook else "application/octet-stream"

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 
 from .core.lifecycle import Phase
 from .core.model import Instant, VerdictKind
-from .guard import Guard, Watched
+from .guard import Guard
+from .watched import Watched
 
 #: The name under which the server's activity is set.
 ACTIVITY = "gpu_guard"
@@ -38,7 +39,7 @@ class StockCullers:
                 self._guard.watch.shield(watched.kernel.kernel_id, now.at)
             working = working or _works(watched)
         others = self._guard.state.attribution.others
-        if self._guard.settings.shields(self._guard.mode):
+        if self._guard.settings.shields(self._guard.general_policy.mode):
             working = working or any(
                 o.owner in ("terminal", "orphan") and isinstance(o.sm_ratio, float) and o.sm_ratio > 0
                 for o in others
@@ -59,9 +60,8 @@ class StockCullers:
         if verdict.kind is VerdictKind.ACTIVE:
             return True
         if verdict.kind is VerdictKind.UNKNOWN:
-            last = self._guard.state.sample.last_success
             limit = watched.policy.idle_timeout or timedelta(hours=2)
-            return last is None or now.since(last) <= limit
+            return now.since(watched.track.last_good) <= limit
         return False
 
 

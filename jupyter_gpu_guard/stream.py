@@ -19,10 +19,10 @@ from tornado import web, websocket
 
 from .commands import Commands
 from .core.deadline import Warning_
-from .guard import Watched
 from .notebooks import SaveRequest
 from .record import Happening, iso
 from .routes import AUTH_RESOURCE, CLIENT_ID, user_of
+from .watched import Watched
 from .wire import gpu_to_wire, kernel_to_wire, status, telemetry, warning_to_wire
 
 #: How often a quiet stream shows that it lives; proxies close silent ones after a minute.
@@ -54,7 +54,7 @@ class Stream:
         """A tab has come: it gets the whole status first."""
         self._sockets.add(socket)
         self._known |= set(self._guard.state.watched)
-        socket.send({"type": "status", "status": status(self._commands, socket.user)})
+        socket.send({"type": "status", "status": status(self._commands, socket.user, socket.client_id)})
         if self._beating is None:
             self._beat_later()
 

@@ -26,9 +26,10 @@ from .core.model import (
 from .core.policy import Mode, Policy, Scope
 from .core.policy_fields import show_field
 from .core.reasons import Reason, because
-from .guard import Guard, Watched
+from .guard import Guard
 from .labels import NotebookMetadata
 from .record import evidence_to_wire, iso
+from .watched import Watched
 
 Json = dict[str, Any]
 
@@ -48,7 +49,7 @@ def status(commands: Commands, user: str, client_id: str | None = None) -> Json:
         "user": user,
         "telemetry": telemetry(sample),
         "policy": policy_state(guard),
-        "hold": None if guard.state.hold is None else guard.state.hold.to_wire(),
+        "hold": None if guard.recorder.hold is None else guard.recorder.hold.to_wire(),
         "limits": {
             "keep_alive_max_seconds": general.keep_alive_max.total_seconds(),
             "keep_alive_total_seconds": general.keep_alive_total.total_seconds(),
@@ -75,8 +76,11 @@ def policy_state(guard: Guard) -> Json:
     file = guard.policy_file
     if file is None:
         return {"valid": True, "hash": None, "error": None}
-    error = None if file.error is None else because("policy_invalid", error=str(file.error)).to_wire()
-    return {"valid": file.valid, "hash": file.hash, "error": error}
+    if file.error is None:
+        return {"valid": True, "hash": file.hash, "error": None}
+    observing = bool(guard.layers.observe_because)
+    code = "policy_invalid" if observing else "policy_not_reloaded"
+    return {"valid": False, "hash": file.hash, "error": because(code, error=str(file.error)).to_wire()}
 
 
 def gpu_to_wire(gpu: Gpu) -> Json:

@@ -49,8 +49,9 @@ class Deadline:
 
 
 def scoped(verdict: Verdict, policy: Policy) -> bool:
-    """Whether the policy speaks of this kernel. Where it can't be told whether it holds a GPU, it doesn't."""
-    return policy.scope is Scope.ALL or verdict.holds_gpu is True
+    """Whether the policy speaks of this kernel. Where it can't be told whether it holds a GPU, it may: nothing is done
+    on that, but a warning that was given stays."""
+    return policy.scope is Scope.ALL or verdict.holds_gpu is not False
 
 
 def idle_timeout(verdict: Verdict, policy: Policy) -> tuple[timedelta, Reason]:

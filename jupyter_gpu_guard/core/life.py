@@ -5,12 +5,13 @@ Not here: what follows what (lifecycle).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from enum import Enum
 
 from .deadline import Cause, Warning_
 from .model import Instant, Verdict
+from .policy import Mode
 from .reasons import Reason
 
 
@@ -39,17 +40,49 @@ class Life:
     owner: str | None = None  # who asked, for cause `user`
     idle_since: datetime | None = None
     warnings: tuple[Warning_, ...] = ()
+    #: Observe mode's own: the warning that nobody was given.
+    shadow: tuple[Warning_, ...] = ()
+    mode: Mode | None = None  # the mode of the last look
     keep_until: datetime | None = None
     keep_owner: str | None = None
     not_before: Instant | None = None
     failures: int = 0
     first_failure: Instant | None = None
     silences: int = 0
-    #: The save's outcome has come; the next look decides.
-    saved: bool = False
+    #: Which request to save is under way: an answer to an older one says nothing.
+    attempt: int = 0
+    saved: bool = False  # its outcome has come; the next look decides
+    ending: bool = False  # in culling: the last look is over and the shutdown has begun
     retries: int = 0
     #: Of `would_warn`, `would_cull`, `stalled`: recorded once for each idle interval.
     noted: frozenset[str] = frozenset()
+
+
+def moved(life: Life, phase: Phase, now: Instant, **changes: object) -> Life:
+    """The life in that phase, with these changes."""
+    since = life.since if life.phase is phase else now
+    return replace(life, phase=phase, since=since, **changes)  # type: ignore[arg-type]
+
+
+def quieted(life: Life, phase: Phase, now: Instant, reason: Reason) -> Life:
+    """Back to a quiet life: warnings, postponements and the cause are forgotten; extensions stay, and so does the
+    number of the last attempt."""
+    fresh = Life(life.kernel_id, life.phase, life.since, life.started, attempt=life.attempt, mode=life.mode)
+    kept = replace(fresh, keep_until=life.keep_until, keep_owner=life.keep_owner, reason=reason)
+    return moved(kept, phase, now)
+
+
+def cancelled(life: Life, phase: Phase, now: Instant, reason: Reason) -> Step:
+    """End what was under way, and write that down if anybody had been told."""
+    told = life.phase in (Phase.WARNED, Phase.SAVING, Phase.CULLING, Phase.FAILED)
+    actions: tuple[Action, ...] = (Record("cull_cancelled", reason),) if told else ()
+    return quieted(life, phase, now, reason), actions
+
+
+def asking(life: Life, now: Instant, **changes: object) -> tuple[Life, Action]:
+    """Begin a save: a new attempt, so that no answer to an older one counts for it."""
+    life = moved(life, Phase.SAVING, now, saved=False, attempt=life.attempt + 1, **changes)
+    return life, AskToSave(life.attempt)
 
 
 # --- events -------------------------------------------------------------------------------------------------------
@@ -65,7 +98,7 @@ class Judged:
 
 @dataclass(frozen=True, slots=True)
 class Touched:
-    """Activity between two looks: an execution or a person."""
+    """Activity between two looks: an execution or a person (`code` of the reason tells which)."""
 
     reason: Reason
 
@@ -99,6 +132,15 @@ class Saved:
 
     kind: str
     reason: Reason | None = None
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """The last look before the shutdown: taken after everything else, with nothing between it and the shutdown."""
+
+    verdict: Verdict
+    hold: Reason | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +155,7 @@ class Restarted:
     """The kernel has a new process."""
 
 
-Event = Judged | Touched | Kept | KeepEnded | Asked | Saved | Culled | Restarted
+Event = Judged | Touched | Kept | KeepEnded | Asked | Saved | Looked | Culled | Restarted
 
 
 # --- actions ------------------------------------------------------------------------------------------------------
@@ -128,7 +170,14 @@ class Warn:
 
 @dataclass(frozen=True, slots=True)
 class AskToSave:
-    """Ask every front end that has a document of this kernel open."""
+    """Ask every front end that has a document of this kernel open; `attempt` comes back with the outcome."""
+
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class LookAgain:
+    """Look once more, and come back with `Looked`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,4 +193,5 @@ class Record:
     reason: Reason
 
 
-Action = Warn | AskToSave | EndKernel | Record
+Action = Warn | AskToSave | LookAgain | EndKernel | Record
+Step = tuple[Life, tuple[Action, ...]]

@@ -160,9 +160,10 @@ class Family:
         if server is None or process.uid != server.uid:
             return Owner(Kind.FOREIGN if server is not None else Kind.STRANGER)
         # Whatever stands beside the server under a parent of the server started the server, or was started with it.
-        adrift = bool(walked) and walked[-1].parent_pid in (0, 1)
-        ours = process.cgroup == self._cgroup and process.key.start_ticks >= server.key.start_ticks
-        return Owner(Kind.LOOSE if adrift and ours else Kind.STRANGER)
+        # So was whatever stands below a process that is older than the server.
+        top = walked[-1] if walked else process
+        adrift = top.parent_pid in (0, 1) and top.key.start_ticks >= server.key.start_ticks
+        return Owner(Kind.LOOSE if adrift and process.cgroup == self._cgroup else Kind.STRANGER)
 
 
 def survey(

@@ -138,6 +138,11 @@ STRANGERS: dict[str, tuple[tuple[Process, ...], int, str]] = {
         "unattributed",
     ),
     "the browser that the shell started": ((process(300, SHELL, opens_gpu=True),), 300, "unattributed"),
+    "of another login, older than the server": (
+        (process(60, INIT), process(300, 60, opens_gpu=True)),
+        300,
+        "unattributed",
+    ),
     "a zombie": ((process(300, 200, state="Z", marker="k"),), 300, "unattributed"),
     "gone": ((), 999, "unattributed"),
 }

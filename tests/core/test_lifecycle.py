@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jupyter_gpu_guard.core import lifecycle as lc
 from jupyter_gpu_guard.core.deadline import Cause, next_deadline
 from jupyter_gpu_guard.core.lifecycle import Phase
-from jupyter_gpu_guard.core.model import Instant, Verdict, VerdictKind
+from jupyter_gpu_guard.core.model import Instant, Unknown, Verdict, VerdictKind
 from jupyter_gpu_guard.core.policy import KernelFacts, Policy, parse_layers, resolve
 from jupyter_gpu_guard.core.reasons import because
 
@@ -75,6 +75,8 @@ class Run:
 
     def feed(self, event: lc.Event, seconds: float | None = None) -> list[lc.Action]:
         self.now = self.now if seconds is None else seconds
+        if isinstance(event, lc.Saved) and not event.attempt:
+            event = replace(event, attempt=self.life.attempt)
         self.life, actions = lc.advance(self.life, event, self.policy, at(self.now))
         self.actions += actions
         return list(actions)
@@ -92,6 +94,14 @@ class Run:
     def recorded(self) -> list[str]:
         return [a.action for a in self.actions if isinstance(a, lc.Record)]
 
+    def end(self, seconds: float) -> Run:
+        """The look that ends the save, and the last look."""
+        self.feed(lc.Judged(verdict(idle=seconds)), seconds)
+        assert self.life.phase is Phase.CULLING
+        assert not self.life.ending
+        self.feed(lc.Looked(verdict(idle=seconds)))
+        return self
+
     def saving(self) -> Run:
         self.idle_until(100)
         assert self.life.phase is Phase.SAVING
@@ -106,8 +116,8 @@ def test_an_idle_kernel_is_warned_at_each_lead_then_saved_then_ended() -> None:
     assert run.life.phase is Phase.SAVING
     run.feed(lc.Saved("saved"))
     assert run.life.phase is Phase.SAVING, "it looks again before it acts"
-    run.feed(lc.Judged(verdict(idle=105)), 105)
-    assert run.life.phase is Phase.CULLING
+    run.end(105)
+    assert len(run.did(lc.EndKernel)) == 1
     run.feed(lc.Culled(None))
     assert run.life.phase is Phase.CULLED
     assert run.recorded() == ["warned", "warned", "save_requested", "saved", "culled"]
@@ -321,6 +331,8 @@ def test_maximum_runtime_ends_whatever_the_verdict_but_warns_alike(kind: Verdict
             run.feed(lc.Saved("saved"))
         if run.life.phase is Phase.CULLING:
             break
+    run.feed(lc.Looked(verdict(kind, held_for=timedelta(seconds=run.now))))
+    assert run.did(lc.EndKernel)
     assert run.now == 205
     assert [a.warning.lead for a in run.did(lc.Warn) if a.warning.cause is Cause.MAX_RUNTIME] == [
         40 * SECOND,
@@ -455,13 +467,15 @@ def test_a_hold_stops_the_policy_but_not_the_look() -> None:
 def test_a_failed_shutdown_is_tried_again_with_back_off() -> None:
     run = Run().saving()
     run.feed(lc.Saved("saved"))
-    run.feed(lc.Judged(verdict(idle=105)), 105)
+    run.end(105)
     run.feed(lc.Culled(because("survivors", count=1)))
     assert run.life.phase is Phase.FAILED
     run.feed(lc.Judged(verdict(idle=150)), 150)
     assert run.life.phase is Phase.FAILED
     run.feed(lc.Judged(verdict(idle=170)), 170)
-    assert run.life.phase is Phase.CULLING
+    assert run.life.phase is Phase.SAVING, "what was saved for the first try is old"
+    run.feed(lc.Saved("saved"))
+    run.end(175)
     assert len(run.did(lc.EndKernel)) == 2
 
 
@@ -491,11 +505,133 @@ def test_too_few_samples_are_no_evidence() -> None:
 
 def test_what_the_table_does_not_list_is_refused() -> None:
     run = Run()
-    with pytest.raises(ValueError, match="Saved cannot happen"):
-        run.feed(lc.Saved("saved"))
+    with pytest.raises(ValueError, match="Culled cannot happen"):
+        run.feed(lc.Culled(None))
     run.life = replace(run.life, phase=Phase.CULLED)
     with pytest.raises(ValueError, match="culled"):
         run.feed(lc.Touched(because("executing", since="now")))
+
+
+# --- the last look, and what comes between ---
+
+
+def culling(p: Policy | None = None) -> Run:
+    """A kernel that was saved and is to be looked at for the last time."""
+    run = Run(p).saving()
+    run.feed(lc.Saved("saved"))
+    run.feed(lc.Judged(verdict(idle=105)), 105)
+    assert run.life.phase is Phase.CULLING
+    return run
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        lc.Touched(because("executing", since="now")),
+        lc.Touched(because("present", at="now")),
+        lc.Kept(at(900).at, "ada"),
+        lc.Restarted(),
+        lc.Looked(verdict(ACTIVE)),
+        lc.Looked(verdict(UNKNOWN, idle=105)),
+        lc.Looked(verdict(idle=1, idle_since=at(104).at)),
+        lc.Looked(verdict(idle=105), because("cannot_record", error="full")),
+    ],
+)
+def test_until_the_shutdown_begins_anything_stops_it(event: lc.Event) -> None:
+    run = culling()
+    run.feed(event)
+    assert run.life.phase in (Phase.ACTIVE, Phase.IDLE, Phase.WARNED)
+    assert not run.did(lc.EndKernel)
+
+
+@pytest.mark.parametrize(
+    "event", [lc.Touched(because("executing", since="now")), lc.Kept(at(900).at, "a"), lc.Restarted()]
+)
+def test_once_it_has_begun_nothing_does(event: lc.Event) -> None:
+    run = culling()
+    run.feed(lc.Looked(verdict(idle=106)))
+    run.feed(event)
+    assert run.life.phase is Phase.CULLING
+    assert run.life.keep_until is None
+
+
+def test_the_answer_to_an_older_request_counts_for_nothing() -> None:
+    run = Run().saving()
+    run.feed(lc.Touched(because("executing", since="now")))
+    run.feed(lc.Asked("ada", save=True))
+    assert run.life.attempt == 2
+    run.feed(lc.Saved("saved", None, attempt=1))
+    assert not run.life.saved
+    run.feed(lc.Saved("saved", None, attempt=2))
+    assert run.life.saved
+
+
+def test_asking_during_a_save_asks_anew() -> None:
+    run = Run().saving()
+    run.feed(lc.Asked("ada", save=True))
+    assert [a.attempt for a in run.did(lc.AskToSave)] == [1, 2]
+
+
+@pytest.mark.parametrize("phase", ["saving", "failed"])
+@pytest.mark.parametrize("event", [lc.Touched(because("executing", since="now")), lc.Kept(at(900).at, "ada")])
+def test_who_asked_and_goes_on_working_has_changed_their_mind(phase: str, event: lc.Event) -> None:
+    run = Run()
+    run.feed(lc.Asked("ada", save=True))
+    if phase == "failed":
+        run.feed(lc.Saved("saved"))
+        run.feed(lc.Judged(verdict(ACTIVE)), 5)
+        run.feed(lc.Looked(verdict(ACTIVE)))
+        run.feed(lc.Culled(because("survivors", count=1)))
+    run.feed(event)
+    assert run.life.phase in (Phase.ACTIVE, Phase.IDLE)
+    for t in range(100, 10_000, 100):
+        run.feed(lc.Judged(verdict(ACTIVE)), t)
+    assert len(run.did(lc.EndKernel)) == (1 if phase == "failed" else 0)
+
+
+def test_who_asked_and_moves_the_mouse_has_not() -> None:
+    run = Run()
+    run.feed(lc.Asked("ada", save=True))
+    run.feed(lc.Touched(because("present", at="now")))
+    assert run.life.phase is Phase.SAVING
+
+
+@pytest.mark.parametrize("before", ["observe", "warn"])
+def test_a_stricter_mode_begins_with_its_first_lead(before: str) -> None:
+    run = Run(policy(mode=before))
+    run.idle_until(2000)
+    run.policy = policy(mode="enforce")
+    run.idle_until(2035)
+    assert not run.did(lc.AskToSave)
+    assert [a.warning.given for a in run.did(lc.Warn) if a.warning.lead == 40 * SECOND][-1] == at(2005)
+    run.idle_until(2060)
+    assert run.life.phase is Phase.SAVING
+
+
+def test_where_it_cannot_be_told_whether_a_gpu_is_held_a_warning_stays() -> None:
+    run = Run()
+    run.idle_until(95)
+    warnings = run.life.warnings
+    unreadable = verdict(UNKNOWN, idle=95, holds_gpu=Unknown(because("driver_timeout", seconds=5)))
+    run.feed(lc.Judged(unreadable), 100)
+    assert run.life.phase is Phase.WARNED
+    assert run.life.warnings == warnings
+
+
+def test_maximum_runtime_is_over_when_the_gpu_was_given_back() -> None:
+    run = Run(policy(max_runtime=200, idle_timeout=0, scope="all"))
+    run.feed(lc.Judged(verdict(ACTIVE, held_for=timedelta(seconds=165))), 165)
+    assert run.life.phase is Phase.WARNED
+    run.feed(lc.Judged(verdict(ACTIVE, held_for=timedelta(0), holds_gpu=False)), 170)
+    assert run.life.phase is Phase.ACTIVE
+
+
+def test_a_stuck_kernel_keeps_its_notice_on_the_list() -> None:
+    run = Run(policy(stalled_timeout=50))
+    run.feed(lc.Judged(verdict(STALLED, stalled_for=timedelta(seconds=60))), 60)
+    assert [(w.cause, w.lead) for w in run.life.warnings] == [(Cause.STALLED, None)]
+    run.feed(lc.Judged(verdict(ACTIVE)), 65)
+    assert run.life.warnings == ()
 
 
 # --- properties ---
@@ -511,6 +647,7 @@ EVENTS = st.one_of(
         st.sampled_from(["saved", "nothing_open", "recovered", "failed", "silent"]),
         st.none(),
     ),
+    st.tuples(st.just("looked"), KINDS, st.floats(0, 400)),
     st.tuples(st.just("culled"), st.booleans(), st.none()),
     st.tuples(st.just("restarted"), st.none(), st.none()),
 )
@@ -524,6 +661,7 @@ def build(event: tuple[str, object, object], now: float) -> lc.Event:
         "kept": lambda: lc.Kept(at(now + float(b or 0)).at, "ada"),  # type: ignore[arg-type]
         "asked": lambda: lc.Asked("ada", bool(a)),
         "saved": lambda: lc.Saved(str(a), because("save_failed", path="a", error="no")),
+        "looked": lambda: lc.Looked(verdict(a, idle=b) if isinstance(a, VerdictKind) else verdict()),
         "culled": lambda: lc.Culled(because("survivors", count=1) if a else None),
         "restarted": lc.Restarted,
     }[name]()
@@ -553,7 +691,9 @@ def test_no_road_leads_to_an_unwarned_or_unsaved_end(
             assert all(at(run.now).since(w.given) >= w.lead for w in given_)  # type: ignore[arg-type,operator]
         if any(isinstance(a, lc.EndKernel) for a in actions) and run.life.cause is not Cause.USER:
             assert mode == "enforce"
-            assert before.saved or before.phase is Phase.FAILED
+            assert before.saved, "nothing is ended unsaved"
+            assert isinstance(built, lc.Looked), "nothing is ended without a last look"
+            assert built.verdict.kind is not ACTIVE or run.life.cause is Cause.MAX_RUNTIME
         if before.phase is Phase.CULLED:
             break
 

@@ -55,14 +55,16 @@ print(forked, os.read(receiver, 1).decode())
 def test_a_forked_child_holds_only_what_it_takes_itself(reader, child):
     child.do("gpu = SimulatedGpu('1GiB', 0.5)")
     forked, refused = map(int, child.do(FORK)[0].split())
-    assert refused == 3
-    sample = reader.read()
-    assert processes(sample)[child.pid].memory_bytes == GIB
-    assert processes(sample, 1)[forked].memory_bytes == 2 * GIB
-    child.kill()
-    sample = reader.read()
-    assert (processes(sample), processes(sample, 1).keys()) == ({}, {forked})
-    os.kill(forked, 9)
+    try:
+        assert refused == 3
+        sample = reader.read()
+        assert processes(sample)[child.pid].memory_bytes == GIB
+        assert processes(sample, 1)[forked].memory_bytes == 2 * GIB
+        child.kill()
+        sample = reader.read()
+        assert (processes(sample), processes(sample, 1).keys()) == ({}, {forked})
+    finally:
+        os.kill(forked, 9)
 
 
 def test_a_child_that_runs_another_program_can_hold_a_gpu(reader, child):

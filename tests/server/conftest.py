@@ -46,6 +46,7 @@ def end(server: GpuServer) -> None:
     server.driver.clear_rules()
     if server.process is not None:
         server.stop()
+    server.end_loads()
 
 
 @pytest.fixture(scope="module")

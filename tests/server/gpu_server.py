@@ -102,13 +102,11 @@ class GpuServer(LiveServer):
         self.driver = driver
         self._loads: list[Load] = []
 
-    def stop(self, how: int = signal.SIGTERM, timeout: float = 30) -> float:
-        """End the server, and what its kernels set apart from themselves."""
-        seconds = super().stop(how, timeout)
+    def end_loads(self) -> None:
+        """End what outlived its kernel."""
         for load in self._loads:
             if is_alive(load.pid) and str(load.halt) in Path(f"/proc/{load.pid}/cmdline").read_text():
                 os.kill(load.pid, signal.SIGKILL)
-        return seconds
 
     def start_kernels(self, *notebooks: str) -> dict[str, str]:
         """A kernel for each of the notebooks, by notebook; several start at once."""

@@ -1,0 +1,47 @@
+"""One kernel under the guard: what was last seen and concluded of it, and what is being done to it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from .core.deadline import Deadline, next_deadline
+from .core.judgement import Track
+from .core.life import Life
+from .core.model import Instant, Kernel, Presence, Usage, Verdict
+from .core.policy import Policy
+
+
+@dataclass(slots=True)
+class Watched:
+    """What the guard holds of one kernel between rounds."""
+
+    kernel: Kernel
+    life: Life
+    track: Track
+    policy: Policy
+    usage: Usage
+    verdict: Verdict | None = None
+    judged: Instant | None = None  # when what the verdict rests on was observed
+    due: Deadline | None = None
+    presence: Presence = field(default_factory=Presence)
+    models: tuple[str, ...] = ()  # of the GPUs that it holds, or held when that could last be told
+    saving: asyncio.Task[None] | None = None
+    ending: asyncio.Task[None] | None = None
+    released: bool = False  # its GPU memory is known to have come back
+
+    def set_deadline(self, now: Instant) -> None:
+        """Reckon the deadline anew from what is known now."""
+        life = self.life
+        if self.verdict is None:
+            return
+        self.due = next_deadline(
+            self.verdict,
+            self.policy,
+            life.started,
+            life.warnings,
+            life.keep_until,
+            life.not_before,
+            now,
+            life.keep_owner,
+        )
