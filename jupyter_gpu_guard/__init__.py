@@ -38,7 +38,7 @@ def __getattr__(name):  # type: ignore[no-untyped-def]  # annotations here would
 def _jupyter_server_extension_points():  # type: ignore[no-untyped-def]
     """The server extension. Raises RuntimeError where Python is too old for it: the kernel half alone bears 3.8."""
     if sys.version_info < (3, 10):
-        found = "{}.{}".format(*sys.version_info[:2])  # noqa: UP032
+        found = "{}.{}".format(*sys.version_info[:2])
         raise RuntimeError("jupyter_gpu_guard needs Python 3.10 or newer for the server, this is " + found)
     app = importlib.import_module("jupyter_gpu_guard.app")
     return [{"module": "jupyter_gpu_guard", "app": app.GpuGuardApp}]

@@ -61,7 +61,7 @@ class Commands:
         until = now.at + span
         if not self.guard.keep(watched, until, owner, note):
             by_policy = watched.life.cause is Cause.MAX_RUNTIME and not watched.life.ending
-            raise TooLate(because("not_extendable" if by_policy else "too_late"))
+            raise TooLate(because("not_extendable" if by_policy else "shutting_down"))
         return until, left
 
     def end_keep(self, watched: Watched) -> None:

@@ -24,7 +24,7 @@ from .model import (
     Verdict,
     VerdictKind,
 )
-from .policy import Policy, UnknownPolicy
+from .policy import Policy, Scope, UnknownPolicy
 from .reasons import Reason, because
 
 _NONE = timedelta(0)
@@ -116,7 +116,7 @@ def judge(
     if (kernel.incarnation, kernel.start_ticks) != (track.incarnation, track.start_ticks):
         track = fresh_track(kernel, obs.now)
     signals = read_signals(kernel, usage, presence, obs, policy, track.memory)
-    unreadable = _unreadable(kernel, signals, policy)
+    unreadable = _unreadable(kernel, usage, signals, policy)
     step = _step(obs, policy, track, unreadable is None)
     after = _tracked(kernel, usage, obs, policy, track, signals, step)
     kind, reason, clock = _decide(kernel, obs, policy, after, signals, step, unreadable)
@@ -133,11 +133,14 @@ def by_other_signals(verdict: Verdict) -> bool:
 # --- what can be read -----------------------------------------------------------------------------------------------
 
 
-def _unreadable(kernel: Kernel, signals: Sequence[Signal], policy: Policy) -> Reason | None:
-    """The first thing that idleness needs and that can't be read."""
+def _unreadable(kernel: Kernel, usage: Usage, signals: Sequence[Signal], policy: Policy) -> Reason | None:
+    """The first thing that idleness needs and that can't be read. Where the policy is for kernels that hold a GPU, that
+    is among it, even if nobody uses that GPU."""
     if kernel.remote:
         return because("remote_kernel")
     reasons = [signal.unreadable for signal in signals if signal.unreadable is not None]
+    if policy.scope is Scope.GPU and isinstance(usage.holds_gpu, Unknown):
+        reasons.append(usage.holds_gpu.reason)
     if policy.unknown_policy is UnknownPolicy.OTHER_SIGNALS:
         reasons = [reason for reason in reasons if reason.code not in BY_NATURE]
     if not reasons and kernel.pid is None:

@@ -190,7 +190,9 @@ const statusItem: JupyterFrontEndPlugin<void> = {
       item.wanted = wishes.statusItem;
     });
     if (statusBar) {
-      statusBar.registerStatusItem('jupyter-gpu-guard:status', { item, align: 'right', rank: 20 });
+      // With a priority it stays in a window that is narrow, or zoomed in.
+      const place = { align: 'right', rank: 20, priority: 1 } as const;
+      statusBar.registerStatusItem('jupyter-gpu-guard:status', { item, ...place });
     } else {
       item.addClass('jp-GpuGuard-menuItem');
       app.shell.add(item, 'menu', { rank: 900 });

@@ -162,7 +162,6 @@ const DEADLINE: Record<string, Sentence> = {
   max_runtime: p => p.t.__('The limit for holding a GPU, in use or not, is %1.', p.span('seconds')),
   stalled_timeout: p => p.t.__('The limit for stuck kernels is %1.', p.span('seconds')),
   warm_up: p => p.t.__('It is younger than %1, and left alone until then.', p.span('seconds')),
-  warning_lead: p => p.t.__('A warning comes %1 ahead.', p.span('lead_seconds')),
   kept: p =>
     p.has('owner')
       ? p.t.__('Kept until %1 by %2.', p.time('until'), p.plain('owner'))
@@ -176,6 +175,8 @@ const DEADLINE: Record<string, Sentence> = {
   no_timeout: p => p.t.__('It is never shut down for being unused.'),
   policy_invalid: p =>
     p.t.__('The policy file is wrong, so nothing is shut down: %1', p.plain('error')),
+  policy_not_reloaded: p =>
+    p.t.__('The policy file is wrong, so the last good one stays in force: %1', p.plain('error')),
   cannot_record: p =>
     p.t.__('The history cannot be written, so nothing is shut down: %1', p.plain('error'))
 };
@@ -184,19 +185,6 @@ const ACTING: Record<string, Sentence> = {
   save_failed: p => p.t.__('Saving %1 failed: %2', p.plain('path'), p.plain('error')),
   save_unanswered: p =>
     p.t._n('%1 open tab did not answer.', '%1 open tabs did not answer.', p.count('count')),
-  save_conflict: p =>
-    p.t.__(
-      '%1 has changed on disk; the open copy went to %2.',
-      p.plain('path'),
-      p.plain('recovery_path')
-    ),
-  postponed: p =>
-    p.t._n(
-      'Saving failed once; tried again at %2.',
-      'Saving failed %1 times; tried again at %2.',
-      p.count('count'),
-      p.time('until')
-    ),
   survivors: p =>
     p.t._n(
       '%1 process went on after the shutdown.',
@@ -205,8 +193,6 @@ const ACTING: Record<string, Sentence> = {
     ),
   memory_not_released: p => p.t.__('%1 of GPU memory are still held.', p.size('bytes')),
   shutdown_failed: p => p.t.__('The shutdown failed: %1', p.plain('error')),
-  activity_returned: p => p.t.__('It came into use again.'),
-  kernel_gone: p => p.t.__('The kernel ended by itself.'),
   restarted: p => p.t.__('The kernel was restarted.'),
   server_restarted: p => p.t.__('The server stopped while this was under way.')
 };
@@ -216,6 +202,7 @@ const MISTAKES: Record<string, Sentence> = {
   unknown_client: p => p.t.__('There is no window %1.', p.plain('client_id')),
   not_allowed: p => p.t.__('You are not signed in, or may not do this.'),
   shutting_down: p => p.t.__('It is too late: the kernel is being shut down.'),
+  not_extendable: p => p.t.__('Keeping it does not help: its maximum runtime is over.'),
   old_nonce: p => p.t.__('This request to save is no longer open.'),
   bad_request: p => p.t.__('%1: %2', p.plain('key'), p.plain('error')),
   bad_metadata: p =>

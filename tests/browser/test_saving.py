@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -112,6 +113,28 @@ def test_a_deleted_file_goes_to_a_copy(start_lab: Callable[..., Lab]) -> None:
     copy = json.loads((lab.server.root / saved["recovery_path"]).read_text())
     assert "# the only one" in cells(copy)
     assert not (lab.server.root / "nb.ipynb").exists()
+
+
+def test_a_copy_that_the_browser_can_write_nowhere_is_kept_by_the_server(
+    start_lab: Callable[..., Lab], tmp_path: Path
+) -> None:
+    lab = start_lab(*SHORT, f"GpuGuard.recovery_dir=['{tmp_path / 'kept'}']")
+    lab.write("nb.ipynb", IDLE_USE, "# text")
+    page = lab.open("nb.ipynb")
+    kernel_id = hold_gpu(lab, page, "nb.ipynb")
+    page.edit_cell(1, "\n# the only one")
+    (lab.server.root / "nb.ipynb").unlink()
+    stone = until_gone(lab, kernel_id)
+    [saved] = stone["saved"]
+    assert (saved["outcome"], saved["recovery_path"]) == ("recovered", None)
+    assert "# the only one" in cells(lab.server.guard(f"recovery/{saved['recovery_id']}"))
+    assert not (lab.server.root / "gpu_guard_recovery").exists()
+    notice = page.notification("was shut down at")
+    with page.page.context.expect_page() as tab:
+        notice.get_by_role("button", name="Download the copy").click()
+    with tab.value.expect_download() as download:
+        pass
+    assert download.value.suggested_filename.startswith("nb-")
 
 
 def test_a_notebook_without_changes_stays_byte_for_byte(start_lab: Callable[..., Lab]) -> None:

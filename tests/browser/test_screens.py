@@ -60,13 +60,22 @@ def test_the_widget_shows_its_own_kernel_and_does_not_keep_it(
     lab = start_lab("GpuGuard.idle_timeout=16", "GpuGuard.warn_before=['8s']")
     lab.write("nb.ipynb", WIDGET)
     page = lab.open("nb.ipynb", app=app)
+    asked: list[str] = []
+    page.page.on("request", lambda request: asked.append(request.url))
     page.run_cell(0)
-    widget = page.page.locator(".jp-OutputArea-output", has_text="4.0 GiB")
+    widget = page.page.locator(".gpu-guard")
+    expect(widget).to_contain_text("4.0 GiB", timeout=30_000)
     expect(widget).to_contain_text("shuts down in", timeout=60_000)
     expect(page.item).to_be_visible()
     page.shot(f"widget-{app.partition('/')[0]}")
     kernel_id = kernel_of(lab, "nb.ipynb")["kernel_id"]
     lab.server.until(lambda: not lab.server.has_kernel(kernel_id), 60, "the kernel was not shut down")
+    expect(widget).to_contain_text("shut down at")
+    name = page.page.locator(".jp-Toolbar-kernelName").first
+    expect(name).to_have_text("No Kernel", timeout=5_000)  # before JupyterLab looks again by itself
+    assert page.page.locator(".jp-Dialog").count() == 0
+    assert not [url for url in asked if "gpu-guard/api/v1/status" in url], "it listens, it does not ask"
+    page.shot(f"widget-{app.partition('/')[0]}-ended")
 
 
 def test_restart_and_run_all_with_a_silent_cell_is_spared(start_lab: Callable[..., Lab]) -> None:

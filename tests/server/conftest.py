@@ -37,13 +37,14 @@ def make_server(
         return made[-1]
 
     yield make
+    for server in made:
+        server.driver.clear_rules()  # one after the other: some share a driver
     with ThreadPoolExecutor(len(made) or 1) as pool:
         list(pool.map(end, made))
 
 
 def end(server: GpuServer) -> None:
-    """Stop a server that was started, whatever its driver was told to do."""
-    server.driver.clear_rules()
+    """Stop a server that was started, and what outlived its kernels."""
     if server.process is not None:
         server.stop()
     server.end_loads()
