@@ -143,7 +143,7 @@ class Assembly:
         cullers = StockCullers(guard, activity_times)
         self.recorder.sinks = [events.happened, self.metrics.happened, self.stream.happened]
         self.reclaimer.on_request = self.stream.asked
-        guard.observer.viewers = lambda: len(self.stream)
+        guard.observer.viewers = self.stream.viewers
         guard.steps.on_change = self.stream.changed
         guard.steps.on_warning = self.stream.warned
 

@@ -80,8 +80,13 @@ class Commands:
             body.get("focused_kernel_id"),
             body.get("input_age_seconds"),
             self.guard.clock(),
+            body.get("visible", True),
         )
         self._people_changed(changed)
+
+    def is_hidden(self, client_id: str) -> bool:
+        """Whether a page has said that nobody can see it."""
+        return self._people.is_hidden(client_id)
 
     def gone(self, client_id: str) -> None:
         """A page says good-bye."""

@@ -43,6 +43,7 @@ from .observer import Observer
 from .policies import PolicyFile
 from .reclaim import Reclaimer
 from .record import Recorder, iso
+from .resolved import Resolved
 from .steps import Steps
 from .watched import Watched
 from .worker import Hung, Worker
@@ -103,6 +104,7 @@ class Guard:
         self.steps.look = self.look
         self.steps.hold = lambda: self.recorder.hold
         self._memory = AttributionMemory()
+        self._resolved = Resolved()
         self._policies = Worker("gpu-guard-policies")
         self._looping: asyncio.Task[None] | None = None
         self._in_round = asyncio.Lock()
@@ -249,7 +251,7 @@ class Guard:
             groups=self._groups,
             label=self.labels.of(kernel.notebooks).label,
         )
-        return resolve(self.layers, facts, now.at)
+        return self._resolved.policy(self.layers, facts, now)
 
     @property
     def layers(self) -> PolicyLayers:

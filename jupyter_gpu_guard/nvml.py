@@ -17,7 +17,7 @@ from pathlib import Path
 from .core.model import Gpu, Instant, Sample, TelemetryState
 from .core.reasons import Reason, because
 from .nvml_calls import Code, Failed, Nvml, connect
-from .nvml_card import Card, CardReading, read_card, unreadable
+from .nvml_card import SELDOM, Card, CardReading, read_card, unreadable
 
 #: Seconds until NVML is initialised again after a failure: doubled each time.
 FIRST_RETRY, LONGEST_RETRY = 1.0, 60.0
@@ -82,6 +82,7 @@ class NvmlReader:
         self._pid = os.getpid()
         self._nvml: Nvml | None = None
         self._back_off = _BackOff()
+        self._counted: tuple[float, int] | None = None  # when (monotonic seconds), and how many cards
         self._cards: dict[int, Card] = {}  # by index, as last found there
         self._seen: dict[str, Card] = {}  # by uuid, all since the last release
         self._newest_us: dict[str, int] = {}  # by uuid, the newest utilisation sample
@@ -95,7 +96,7 @@ class NvmlReader:
         nvml = self._connect(now)
         if isinstance(nvml, Reason):
             return self._unavailable(now, nvml)
-        count = nvml.ask("nvmlDeviceGetCount")
+        count = self._count(nvml, now)
         if isinstance(count, Failed):
             if count.code in _DRIVER_GONE:
                 self._disconnect(now, nvml, count.reason)
@@ -103,8 +104,12 @@ class NvmlReader:
         if not count:
             return self._unavailable(now, because("no_gpu"))
         readings = self._read_cards(nvml, count, now)
+        if not all(reading.well for reading in readings):
+            self._counted = None
         if all(reading.codes <= _DRIVER_GONE for reading in readings):
-            reason = because("uninitialized", call="nvmlDeviceGetHandleByIndex")
+            again = self._count(nvml, now)  # it may know why
+            gone = because("uninitialized", call="nvmlDeviceGetHandleByIndex")
+            reason = again.reason if isinstance(again, Failed) else gone
             self._disconnect(now, nvml, reason)
             return self._unavailable(now, reason)
         return self._good(now, nvml, readings)
@@ -115,6 +120,7 @@ class NvmlReader:
         if self._nvml is not None:
             self._nvml.ask("nvmlShutdown")
         self._nvml = None
+        self._counted = None
         self._cards.clear()
         self._seen.clear()
 
@@ -131,6 +137,7 @@ class NvmlReader:
     def _let_go(self) -> None:
         """Forget NVML and the handles, but not which cards there were."""
         self._nvml = None
+        self._counted = None
         for card in self._cards.values():
             card.handle = None
 
@@ -154,6 +161,14 @@ class NvmlReader:
         self._let_go()
         self._back_off.failed(now, reason)
 
+    def _count(self, nvml: Nvml, now: Instant) -> int | Failed:
+        """How many cards there are: counted once a minute, and again after a reading in which one was not well."""
+        if self._counted is not None and now.monotonic - self._counted[0] < SELDOM:
+            return self._counted[1]
+        count: int | Failed = nvml.ask("nvmlDeviceGetCount")
+        self._counted = None if isinstance(count, Failed) else (now.monotonic, count)
+        return count
+
     def _read_cards(self, nvml: Nvml, count: int, now: Instant) -> list[CardReading]:
         if count != len(self._cards):
             self._cards.clear()  # a card came or went, and the others may have moved up
@@ -167,7 +182,7 @@ class NvmlReader:
         newest_us = self._newest_us.get(card.uuid, 0)
         if newest_us > now.at.timestamp() * 1e6:
             newest_us = 0  # the clock was set back: waiting for it to catch up would look like no use
-        reading = read_card(nvml, card, newest_us)
+        reading = read_card(nvml, card, newest_us, now.monotonic)
         self._newest_us[card.uuid] = reading.newest_us
         if reading.codes & _HANDLE_DEAD:
             card.handle = None

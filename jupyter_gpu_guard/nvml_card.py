@@ -1,13 +1,14 @@
 """One reading of one card: its values, who is on it, and how much each of them used it.
 
-Covers cards with and without MIG, the merging of process lists with utilisation samples, and what counts as damaged.
+Covers cards with and without MIG, the merging of process lists with utilisation samples, what counts as damaged, and
+which values need not be asked for each time.
 Doesn't cover finding the cards, nor what happens to the driver between readings (nvml).
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,18 @@ from .nvml_calls import LISTS, Code, Failed, Nvml, UseSample
 
 #: Where clients of the Multi-Process Service meet its server unless CUDA_MPS_PIPE_DIRECTORY names another place.
 MPS_PIPES = Path("/tmp/nvidia-mps")
+
+#: So old, in seconds, may be what changes seldom or is only shown: MIG mode, power limit, temperature.
+SELDOM = 60.0
+#: The same for the memory of a whole card, which is only shown: it is read in every second round of 5 s.
+MEMORY = 7.5
+
+#: What a card answers that is as it should be: it may lack a call, or not let us make it.
+_STEADY = frozenset(
+    {Code.SUCCESS, Code.NOT_SUPPORTED, Code.NO_PERMISSION, Code.NOT_FOUND, Code.FUNCTION_NOT_FOUND}
+)
+#: What it will answer again.
+_BY_NATURE = frozenset({Code.NOT_SUPPORTED, Code.FUNCTION_NOT_FOUND})
 
 _NO_USE: tuple[Reading, Reading] = (0.0, 0.0)
 
@@ -32,16 +45,21 @@ class Card:
     handle: Any
     #: Pids in the lists of the last reading that are no MPS server.
     plain: frozenset[int] = frozenset()
+    #: By call, when it was last made (monotonic seconds) and what it gave.
+    kept: dict[str, tuple[float, Any]] = field(default_factory=dict)
+    #: The last reading found no MIG, and told all of the processes and their use.
+    whole: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class CardReading:
     """A card as it was read. `codes`: the return codes of all calls to it, None for what was no return code;
-    `newest_us`: the time stamp of the newest sample taken into account."""
+    `newest_us`: the time stamp of the newest sample taken into account; `well`: it answers as a sound card does."""
 
     gpu: Gpu
     codes: frozenset[int | None]
     newest_us: int = 0
+    well: bool = False
 
 
 def unreadable(card: Card, reason: Reason) -> Gpu:
@@ -51,9 +69,12 @@ def unreadable(card: Card, reason: Reason) -> Gpu:
     return Gpu(card.uuid, card.index, card.name, *values, mig=False, processes=unknown)
 
 
-def read_card(nvml: Nvml, card: Card, since_us: int) -> CardReading:
-    """Read everything of one card; `since_us`: the newest sample seen before, in the driver's microseconds."""
-    return _Reading(nvml, card, since_us).take()
+def read_card(nvml: Nvml, card: Card, since_us: int, now: float) -> CardReading:
+    """Read one card; `since_us`: the newest sample seen before, in the driver's microseconds; `now`: monotonic seconds.
+
+    Processes, use and power are read each time. What else was read lately is told again, unless the card is not well.
+    """
+    return _Reading(nvml, card, since_us, now).take()
 
 
 def mps_seems_to_run(pids: Iterable[int]) -> bool:
@@ -119,34 +140,50 @@ class _Peak:
 class _Reading:
     """The calls to one card, with what they returned."""
 
-    def __init__(self, nvml: Nvml, card: Card, since_us: int) -> None:
+    def __init__(self, nvml: Nvml, card: Card, since_us: int, now: float) -> None:
         self._nvml = nvml
         self._card = card
+        self._now = now
         self._since_us = self._newest_us = since_us
         self._codes: set[int | None] = set()
         self._plain: set[int] = set()
 
     def take(self) -> CardReading:
-        mig_mode = self._ask("nvmlDeviceGetMigMode")
-        mig = not isinstance(mig_mode, Failed) and mig_mode[0] == 1
-        total, used = self._memory()
+        mig = self._is_split()
         processes, strays = self._mig_processes() if mig else self._processes()
+        use = Unknown(because("mig_no_utilization")) if mig else self._utilization()
+        power = self._watts(self._ask("nvmlDeviceGetPowerUsage"))
         self._card.plain = frozenset(self._plain)
+        self._card.whole = not mig and _all_told(processes, use)
+        well = Code.SUCCESS in self._codes and self._codes <= _STEADY
+        if not well:
+            self._card.kept.clear()
+        total, used = self._memory()
         gpu = Gpu(
             uuid=self._card.uuid,
             index=self._card.index,
             name=self._card.name,
             memory_total_bytes=total,
             memory_used_bytes=used,
-            utilization_ratio=Unknown(because("mig_no_utilization")) if mig else self._utilization(),
-            power_watts=self._watts("nvmlDeviceGetPowerUsage"),
-            power_limit_watts=self._watts("nvmlDeviceGetEnforcedPowerLimit"),
+            utilization_ratio=use,
+            power_watts=power,
+            power_limit_watts=self._watts(self._seldom("nvmlDeviceGetEnforcedPowerLimit")),
             temperature_celsius=self._temperature(),
             mig=mig,
             processes=processes,
             stray_samples=strays,
         )
-        return CardReading(gpu, frozenset(self._codes), self._newest_us)
+        if not well:
+            self._card.kept.clear()
+        return CardReading(gpu, frozenset(self._codes), self._newest_us, well)
+
+    def _is_split(self) -> bool:
+        """Whether the card is in MIG mode: read in the wrong mode, a card seems to have no processes. So it is asked
+        each time of a card that is split, or that did not tell everything of its processes last time."""
+        if not self._card.whole:
+            self._card.kept.pop("nvmlDeviceGetMigMode", None)
+        mode = self._seldom("nvmlDeviceGetMigMode")
+        return not isinstance(mode, Failed) and mode[0] == 1
 
     def _ask(self, call: str, *arguments: object) -> Any:
         return self._noted(self._nvml.ask(call, self._card.handle, *arguments))
@@ -155,12 +192,27 @@ class _Reading:
         self._codes.add(answer.code if isinstance(answer, Failed) else Code.SUCCESS)
         return answer
 
-    def _watts(self, call: str) -> Reading:
-        milliwatts = self._ask(call)
+    def _seldom(self, call: str) -> Any:
+        return self._kept(call, SELDOM, lambda handle: self._nvml.ask(call, handle))
+
+    def _kept(self, call: str, age: float, ask: Callable[[object], Any]) -> Any:
+        """What a call gave less than `age` seconds ago, else what it gives now."""
+        kept = self._card.kept.get(call)
+        if kept is not None and self._now - kept[0] < age:
+            return kept[1]
+        answer = self._noted(ask(self._card.handle))
+        if isinstance(answer, Failed) and answer.code not in _BY_NATURE:
+            self._card.kept.pop(call, None)
+        else:
+            self._card.kept[call] = (self._now, answer)
+        return answer
+
+    @staticmethod
+    def _watts(milliwatts: Any) -> Reading:
         return Unknown(milliwatts.reason) if isinstance(milliwatts, Failed) else milliwatts / 1000
 
     def _temperature(self) -> Reading:
-        celsius = self._noted(self._nvml.temperature(self._card.handle))
+        celsius = self._kept("nvmlDeviceGetTemperature", SELDOM, self._nvml.temperature)
         return Unknown(celsius.reason) if isinstance(celsius, Failed) else float(celsius)
 
     def _utilization(self) -> Reading:
@@ -172,7 +224,7 @@ class _Reading:
         return float(rates.gpu / 100)
 
     def _memory(self) -> tuple[ByteReading, ByteReading]:
-        memory = self._noted(self._nvml.memory(self._card.handle))
+        memory = self._kept("nvmlDeviceGetMemoryInfo", MEMORY, self._nvml.memory)
         if isinstance(memory, Failed):
             return Unknown(memory.reason), Unknown(memory.reason)
         if not memory.total:  # cards that share the machine's memory have none of their own to tell of
@@ -258,3 +310,10 @@ class _Reading:
                 return rows, ()
             found += [row.process(pid, (no_use, no_use), uuid) for pid, row in rows.items()]
         return tuple(found), ()
+
+
+def _all_told(processes: tuple[GpuProcess, ...] | Unknown, use: Reading) -> bool:
+    """Whether everything that the modes differ in could be read."""
+    if isinstance(processes, Unknown) or isinstance(use, Unknown):
+        return False
+    return not any(isinstance(process.sm_ratio, Unknown) for process in processes)

@@ -44,6 +44,7 @@ class _Client:
     focused: str | None
     age: float | None
     reported: Instant
+    visible: bool = True
 
     def content(self) -> tuple[object, ...]:
         open_now = frozenset((d.path, d.kernel_id, d.dirty) for d in self.documents)
@@ -68,6 +69,7 @@ class People:
         focused_kernel_id: object,
         input_age_seconds: object,
         now: Instant,
+        visible: object = True,
     ) -> frozenset[str]:
         """Take in what a page says of itself, as it came from JSON; it replaces what the page said before.
 
@@ -82,6 +84,7 @@ class People:
             else _identifier(focused_kernel_id, "focused_kernel_id"),
             age=_age(input_age_seconds),
             reported=now,
+            visible=_flag(visible, "visible"),
         )
         before = self._clients.pop(name, None)
         self._clients[name] = client
@@ -113,6 +116,11 @@ class People:
                 open_documents=tuple(documents.get(kernel_id, ())),
             )
         return found
+
+    def is_hidden(self, client_id: str) -> bool:
+        """Whether the page has said that nobody can see it."""
+        client = self._clients.get(client_id)
+        return client is not None and not client.visible
 
     def clients_of(self, kernel_id: str) -> tuple[str, ...]:
         """The pages that have a document of this kernel open, the longest silent first."""
@@ -192,6 +200,12 @@ def _text(value: object, key: str, longest: int) -> str:
         c == "\0" or "\ud800" <= c <= "\udfff" for c in value
     ):  # neither a file nor a database takes these
         raise BadReport(key, "it holds a character that no path can hold")
+    return value
+
+
+def _flag(value: object, key: str) -> bool:
+    if not isinstance(value, bool):
+        raise BadReport(key, "expected true or false")
     return value
 
 

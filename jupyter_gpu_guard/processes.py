@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 from .core.model import ByteReading, Instant, Process, ProcessKey, ProcessScan, Reading, Unknown
 from .core.ownership import Family, Kind
@@ -116,6 +117,10 @@ class _Laid(Mapping[int, Process]):
             raise KeyError(pid)
         return found
 
+    def get(self, pid: int, default: Any = None) -> Any:
+        found = self._above[pid] if pid in self._above else self._below.get(pid)
+        return default if found is None else found
+
     def __iter__(self) -> Iterator[int]:
         yield from (pid for pid, process in self._above.items() if process is not None)
         yield from (pid for pid in self._below if pid not in self._above)
@@ -176,7 +181,8 @@ class ProcessReader:
                 self._read_chain(pid, laid)
             for process in [laid[pid] for pid in pids if pid in laid]:
                 if process is not None and process.opens_gpu is not True:
-                    laid[process.key.pid] = replace(process, opens_gpu=self._opens_gpu(process))
+                    opens = self._opens_gpu(process.key, process.uid, process.state)
+                    laid[process.key.pid] = replace(process, opens_gpu=opens)
         processes: Mapping[int, Process] = _Laid(self._table, laid)
         unmatched = _unmatched(pids, roots, processes)
         full = self._is_due(now, period, unmatched)
@@ -219,10 +225,9 @@ class ProcessReader:
         counters: Counters = {}
         for pid in self._files.pids():
             stat = self._files.stat(pid)
-            process = None if stat is None else self._process(pid, stat)
+            process = None if stat is None else self._process(pid, stat, look=True)
             if stat is None or process is None:
                 continue
-            process = replace(process, opens_gpu=self._opens_gpu(process))
             table[pid] = process
             counters[process.key] = Used(
                 stat.parent_pid, stat.own_seconds, stat.reaped_seconds, process.io_bytes
@@ -251,13 +256,17 @@ class ProcessReader:
         known = self._table.get(key.pid)
         return known is not None and known.key == key
 
-    def _process(self, pid: int, stat: Stat) -> Process | None:
+    def _process(self, pid: int, stat: Stat, look: bool = False) -> Process | None:
+        """The process as all its files tell. `look`: also whether it has a GPU open; else as the last full scan saw."""
         key = ProcessKey(pid, stat.start_ticks)
         uid = self._files.uid(pid)
         if uid is None:
             return None
         ours = uid == self._uid
-        last = self._table[pid].opens_gpu if self._is_known(key) else False
+        if look:
+            opens = self._opens_gpu(key, uid, stat.state)
+        else:
+            opens = self._table[pid].opens_gpu if self._is_known(key) else False
         return Process(
             key=key,
             parent_pid=stat.parent_pid,
@@ -269,18 +278,18 @@ class ProcessReader:
             cpu_seconds=stat.own_seconds + stat.reaped_seconds,
             io_bytes=self._files.io_bytes(pid) if ours else Unknown(because("proc_unreadable", pid=pid)),
             marker=self._marker(key) if ours else None,
-            opens_gpu=last,
+            opens_gpu=opens,
         )
 
     def _marker(self, key: ProcessKey) -> str | None:
         return self._settled[key] if key in self._settled else self._files.marker(key.pid)
 
-    def _opens_gpu(self, process: Process) -> bool | Unknown:
+    def _opens_gpu(self, key: ProcessKey, uid: int, state: str) -> bool | Unknown:
         """Only our own user's processes can be asked, and the dead have nothing open."""
-        if process.uid != self._uid or process.state in "ZX":
+        if uid != self._uid or state in "ZX":
             return False
-        opened = self._files.opens_gpu_file(process.key.pid)
-        return self._maps_libcuda(process.key) if opened is False else opened
+        opened = self._files.opens_gpu_file(key.pid)
+        return self._maps_libcuda(key) if opened is False else opened
 
     def _maps_libcuda(self, key: ProcessKey) -> bool | Unknown:
         """Looked up again when the process maps more or less than it did: the list of all mappings takes long."""
@@ -295,13 +304,13 @@ class ProcessReader:
 
     def _again(self, pid: int) -> Process | None:
         """The process now. Of one that two full scans had, only what tells whether it lives and below whom is read:
-        user and cgroup seldom change, and the next full scan sees that."""
+        its cgroup seldom changes, and the next full scan sees that."""
         stat = self._files.stat(pid)
         if stat is None:
             return None
         known = self._table.get(pid)
-        key = ProcessKey(pid, stat.start_ticks)
-        if known is None or key not in self._settled or self._files.owner(pid) != known.uid:
+        same = known is not None and known.key.start_ticks == stat.start_ticks and known.key in self._settled
+        if known is None or not same or self._files.uid(pid) != known.uid:
             return self._process(pid, stat)
         used = stat.own_seconds + stat.reaped_seconds
         now = (stat.name, stat.state, stat.parent_pid, stat.session, used)
@@ -329,8 +338,8 @@ def _unmatched(
     pids: Collection[int], roots: Collection[int], processes: Mapping[int, Process]
 ) -> frozenset[int]:
     """Those that are no process here, and those on a GPU that have no GPU open."""
-    absent = {pid for pid in (*pids, *roots) if pid not in processes}
-    return frozenset(absent | {pid for pid in pids if pid in processes and not processes[pid].opens_gpu})
+    absent = {pid for pid in (*pids, *roots) if processes.get(pid) is None}
+    return frozenset(absent | {pid for pid in pids if pid not in absent and not processes[pid].opens_gpu})
 
 
 def marked_processes(scan: ProcessScan, kernel_ids: Collection[str]) -> tuple[Process, ...]:

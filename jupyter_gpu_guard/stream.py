@@ -50,6 +50,10 @@ class Stream:
     def __len__(self) -> int:
         return len(self._sockets)
 
+    def viewers(self) -> int:
+        """How many tabs somebody may be looking at; a hidden one is no reason to ask the driver."""
+        return sum(not self._commands.is_hidden(socket.client_id) for socket in self._sockets)
+
     def add(self, socket: StreamHandler) -> None:
         """A tab has come: it gets the whole status first."""
         self._sockets.add(socket)

@@ -167,7 +167,7 @@ export class Notices {
       const url = this.api.recoveryUrl(stored.recovery_id);
       buttons.push({
         label: this.t.__('Download the copy'),
-        callback: () => void window.open(url, '_blank', 'noopener')
+        callback: () => download(url)
       });
     }
     buttons.push({ label: this.t.__('Details'), callback: event => this.onDetails(event, stone) });
@@ -255,6 +255,14 @@ function unansweredLine(tab: ITombstone['unanswered'][number], t: TranslationBun
   return tab.last_seen_dirty
     ? t.__('%1: a tab with unsaved edits did not answer; they are still in it.', baseName(tab.path))
     : t.__('%1: a tab did not answer.', baseName(tab.path));
+}
+
+/** The server names the file. Unlike a new window this is no pop-up that a browser may block. */
+function download(url: string): void {
+  const link = document.createElement('a');
+  link.href = url;
+  link.download = '';
+  link.click();
 }
 
 /** Kernels whose end this browser has shown. */

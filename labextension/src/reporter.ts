@@ -13,6 +13,8 @@ import type { IReport } from './wire';
 const SETTLE_MS = 2_000;
 const BETWEEN_CHANGES_MS = 5_000;
 const BETWEEN_INPUTS_MS = 60_000;
+const FIRST_RETRY_MS = 5_000;
+const LONGEST_RETRY_MS = 60_000;
 const INPUTS = ['keydown', 'pointerdown', 'wheel'] as const;
 
 /** A name for this page, not shared with another tab, gone with it. */
@@ -32,6 +34,7 @@ export class Reporter implements IDisposable {
     documents.frontChanged.connect(this.onChange, this);
     INPUTS.forEach(name => document.addEventListener(name, this.onInput, PASSIVE));
     window.addEventListener('focus', this.onFocus);
+    document.addEventListener('visibilitychange', this.onFocus);
     window.addEventListener('pagehide', this.onLeave);
     window.addEventListener('pageshow', this.onReturn);
   }
@@ -47,6 +50,7 @@ export class Reporter implements IDisposable {
     this.documents.frontChanged.disconnect(this.onChange, this);
     INPUTS.forEach(name => document.removeEventListener(name, this.onInput, PASSIVE));
     window.removeEventListener('focus', this.onFocus);
+    document.removeEventListener('visibilitychange', this.onFocus);
     window.removeEventListener('pagehide', this.onLeave);
     window.removeEventListener('pageshow', this.onReturn);
   }
@@ -90,11 +94,11 @@ export class Reporter implements IDisposable {
   };
 
   private sendIfNew(): void {
-    const { documents, focused_kernel_id } = this.report();
-    if (documents.length === 0 && this.lastSaid === '') {
+    const report = this.report();
+    if (report.documents.length === 0 && report.visible && this.lastSaid === '') {
       return; // nothing open here, and the server does not think otherwise
     }
-    if (JSON.stringify([documents, focused_kernel_id]) !== this.lastSaid) {
+    if (said(report) !== this.lastSaid) {
       this.send();
     }
   }
@@ -102,12 +106,27 @@ export class Reporter implements IDisposable {
   private send(): void {
     clearTimeout(this.pending);
     const report = this.report();
+    const known = this.reportedInput;
     this.lastReport = this.clock();
     this.reportedInput = this.lastInput;
-    this.lastSaid = JSON.stringify([report.documents, report.focused_kernel_id]);
-    this.api.report(this.clientId, report).catch(() => {
-      this.lastSaid = ''; // said again with the next change
-    });
+    this.lastSaid = said(report);
+    this.api.report(this.clientId, report).then(
+      () => {
+        this.retry = FIRST_RETRY_MS;
+      },
+      () => this.onUnheard(known)
+    );
+  }
+
+  /** The server did not take it: a window that it does not know of is asked for nothing, so it is said again. */
+  private onUnheard(known: number | null): void {
+    this.lastSaid = '';
+    this.reportedInput = known;
+    if (!this.disposed) {
+      clearTimeout(this.pending);
+      this.pending = setTimeout(() => this.send(), this.retry);
+      this.retry = Math.min(this.retry * 2, LONGEST_RETRY_MS);
+    }
   }
 
   private report(): IReport {
@@ -118,6 +137,7 @@ export class Reporter implements IDisposable {
         dirty: Boolean(context.model.dirty)
       })),
       focused_kernel_id: this.focusedKernel(),
+      visible: !document.hidden,
       input_age_seconds:
         this.lastInput === null ? null : Math.max(0, (this.clock() - this.lastInput) / 1000)
     };
@@ -135,6 +155,12 @@ export class Reporter implements IDisposable {
   private reportedInput: number | null = null;
   private lastReport = -Infinity;
   private lastSaid = '';
+  private retry = FIRST_RETRY_MS;
+}
+
+/** What of a report is news when it changes. */
+function said({ documents, focused_kernel_id, visible }: IReport): string {
+  return JSON.stringify([documents, focused_kernel_id, visible]);
 }
 
 const PASSIVE = { passive: true, capture: true } as const;

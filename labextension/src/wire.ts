@@ -149,6 +149,7 @@ export interface ITombstone {
 export interface IReport {
   documents: { path: string; kernel_id: string; dirty: boolean }[];
   focused_kernel_id: string | null;
+  visible: boolean;
   input_age_seconds: number | null;
 }
 

@@ -1,5 +1,5 @@
 import { NotificationManager } from '@jupyterlab/apputils';
-import { beforeEach, describe, expect, it } from 'vitest';
+import { beforeEach, describe, expect, it, vi } from 'vitest';
 import { GuardModel } from '../src/model';
 import { noticeLines, Notices, noticeText } from '../src/notice';
 import type { IKernel, ITombstone } from '../src/wire';
@@ -201,6 +201,30 @@ describe('Notices', () => {
     expect(actions.map(({ label }) => label)).toEqual(['Open the copy', 'Details']);
     actions[0]?.callback(new MouseEvent('click'));
     expect(opened).toEqual([recovery_path]);
+  });
+
+  it('offers what a window wrote and what the server keeps, each its own way', async () => {
+    const row = { path: PATH, outcome: 'recovered', hash: null };
+    const saved = [
+      { ...row, recovery_path: 'copies/train-1.ipynb', recovery_id: 'id-1' },
+      { ...row, recovery_path: null, recovery_id: 'id-2' }
+    ];
+    stones = [tombstone({ saved })];
+    answered();
+    open();
+    await settle();
+    const actions = manager.notifications[0]?.options.actions ?? [];
+    const labels = actions.map(({ label }) => label);
+    expect(labels).toEqual(['Open the copy', 'Download the copy', 'Details']);
+    const followed: string[] = [];
+    const click = vi.spyOn(HTMLAnchorElement.prototype, 'click').mockImplementation(function (
+      this: HTMLAnchorElement
+    ) {
+      followed.push(this.href);
+    });
+    actions[1]?.callback(new MouseEvent('click'));
+    click.mockRestore();
+    expect(followed).toEqual([expect.stringMatching(/\/recovery\/id-2$/)]);
   });
 
   it('tells of failures in one notification for each kernel', () => {

@@ -47,6 +47,7 @@ describe('Reporter', () => {
       {
         documents: [{ path: 'a.ipynb', kernel_id: 'k1', dirty: false }],
         focused_kernel_id: 'k1',
+        visible: true,
         input_age_seconds: null
       }
     ]);
@@ -72,6 +73,43 @@ describe('Reporter', () => {
     documents.changed.emit();
     await pass(10_000);
     expect(reports).toHaveLength(1);
+  });
+
+  it('says that the page is hidden, and that it is back', async () => {
+    const hidden = vi.spyOn(document, 'hidden', 'get').mockReturnValue(true);
+    document.dispatchEvent(new Event('visibilitychange'));
+    await pass(2_000);
+    expect(reports.at(-1)?.visible).toBe(false);
+    hidden.mockReturnValue(false);
+    document.dispatchEvent(new Event('visibilitychange'));
+    await pass(5_000);
+    expect(reports.at(-1)?.visible).toBe(true);
+  });
+
+  it('says it again, later and later, until the server has heard it', async () => {
+    let attempts = 0;
+    const api = {
+      report: async (): Promise<void> => {
+        attempts++;
+        if (attempts < 4) {
+          throw new Error('away');
+        }
+      },
+      leave: async () => undefined
+    };
+    const other = new Reporter(api, 'other', documents);
+    documents.changed.emit();
+    await pass(2_000);
+    expect(attempts).toBe(1);
+    await pass(5_000);
+    expect(attempts).toBe(2);
+    await pass(10_000);
+    expect(attempts).toBe(3);
+    await pass(20_000);
+    expect(attempts).toBe(4);
+    await pass(300_000);
+    expect(attempts).toBe(4);
+    other.dispose();
   });
 
   it('reports an input at once, and inputs once a minute', async () => {

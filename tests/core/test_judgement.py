@@ -27,7 +27,7 @@ from jupyter_gpu_guard.core.model import (
     Verdict,
     VerdictKind,
 )
-from jupyter_gpu_guard.core.policy import Policy, UnknownPolicy
+from jupyter_gpu_guard.core.policy import Policy, Scope, UnknownPolicy
 from jupyter_gpu_guard.core.reasons import because
 from tests.core.world import GIB, GPU, Look, at, gpu, kernel, policy, row, sample, scan, unknown
 
@@ -468,6 +468,23 @@ def test_a_kernel_that_verifiably_holds_no_gpu_is_judged_without_the_driver() ->
 # --- judging by the other signals -----------------------------------------------------------------------------------
 
 OTHER = policy(unknown_policy=UnknownPolicy.OTHER_SIGNALS)
+
+
+class Unmatched(Timeline):
+    """A process on a GPU that nobody uses may be this kernel's."""
+
+    def _usage(self, seen: Moment) -> Usage:
+        none = super()._usage(replace(seen, holds=False))
+        return replace(none, holds_gpu=unknown("unmatched_gpu_process"), maybe_using=((GPU, 0.0),))
+
+
+@pytest.mark.parametrize(
+    ("scope", "told_is"), [(Scope.GPU, (UNKNOWN, "unmatched_gpu_process")), (Scope.ALL, (IDLE, "idle"))]
+)
+def test_where_only_kernels_with_a_gpu_are_meant_one_that_may_have_none_is_unknown(
+    scope: Scope, told_is: tuple[VerdictKind, str]
+) -> None:
+    assert told(Unmatched(policy(scope=scope)).run(QUIET, HOUR)) == told_is
 
 
 @pytest.mark.parametrize("code", ["mig_no_utilization", "not_supported"])

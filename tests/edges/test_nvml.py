@@ -33,23 +33,75 @@ def test_a_healthy_machine(machine):
     assert (second.index, second.processes, second.utilization_ratio) == (1, (), 0.0)
 
 
-def test_a_reading_of_two_cards_makes_19_calls_and_no_slow_one(machine):
+def test_a_minute_of_readings_makes_6_calls_for_a_card_and_no_slow_one(machine):
     machine.driver.add_process(PID, memory=GIB, sm=40)
     machine.gpus()
     machine.driver.reset_calls()
-    machine.gpus()
+    for _ in range(12):
+        machine.gpus()
     assert machine.driver.counters().by_function == {
         "nvmlDeviceGetCount_v2": 1,
         "nvmlDeviceGetMigMode": 2,
-        "nvmlDeviceGetMemoryInfo_v2": 2,
-        "nvmlDeviceGetUtilizationRates": 2,
-        "nvmlDeviceGetPowerUsage": 2,
+        "nvmlDeviceGetMemoryInfo_v2": 12,
+        "nvmlDeviceGetUtilizationRates": 24,
+        "nvmlDeviceGetPowerUsage": 24,
         "nvmlDeviceGetEnforcedPowerLimit": 2,
         "nvmlDeviceGetTemperature": 2,
-        f"{COMPUTE}_v3": 2,  # their size is known from the reading before
-        f"{GRAPHICS}_v3": 2,
-        SAMPLES: 2,
+        f"{COMPUTE}_v3": 24,  # their size is known from the reading before
+        f"{GRAPHICS}_v3": 24,
+        SAMPLES: 24,
     }
+    assert machine.driver.calls() <= 6 * 2 * 12
+
+
+def test_what_is_told_again_is_not_old(machine):
+    machine.gpus()
+    machine.driver.set_gpu(0, temperature=70, power=500_000)
+    machine.driver.add_process(PID, memory=3 * GIB)
+    seen = [machine.gpus()[0] for _ in range(12)]
+    assert [gpu.power_watts for gpu in seen] == [500.0] * 12
+    assert [gpu.memory_used_bytes for gpu in seen] == [0] + [3 * GIB] * 11
+    assert [gpu.temperature_celsius for gpu in seen] == [34.0] * 11 + [70.0]
+
+
+def test_readings_a_minute_apart_read_everything(machine):
+    machine.gpus()
+    machine.driver.set_gpu(0, temperature=70)
+    machine.driver.add_process(PID, memory=3 * GIB)
+    machine.wait(55)
+    gpu = machine.gpus()[0]
+    assert (gpu.temperature_celsius, gpu.memory_used_bytes) == (70.0, 3 * GIB)
+
+
+@pytest.mark.parametrize("call", [COMPUTE, SAMPLES, "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
+def test_a_card_that_is_not_well_is_read_as_a_whole(machine, call):
+    """What it said before may be of before a reset."""
+    machine.gpus()
+    machine.driver.set_gpu(0, temperature=70)
+    rule = machine.driver.fail(call, 16, gpu=0)
+    assert machine.gpus()[0].temperature_celsius == 70.0
+    machine.driver.set_gpu(0, temperature=80)
+    machine.driver.remove_rule(rule)
+    assert machine.gpus()[0].temperature_celsius == 80.0
+
+
+def test_everything_is_read_after_a_release(machine):
+    machine.gpus()
+    machine.driver.set_gpu(0, temperature=70)
+    machine.reader.release()
+    assert machine.gpus()[0].temperature_celsius == 70.0
+
+
+def test_a_call_that_a_card_lacks_is_not_made_each_time(machine):
+    machine.driver.fail("nvmlDeviceGetTemperature", 3, gpu=0)
+    machine.driver.fail("nvmlDeviceGetEnforcedPowerLimit", 4, gpu=0)
+    machine.gpus()
+    machine.driver.reset_calls()
+    gpu = machine.gpus()[0]
+    assert why(gpu.temperature_celsius) == ("not_supported", "nvmlDeviceGetTemperature")
+    assert why(gpu.power_limit_watts) == ("no_permission", "nvmlDeviceGetEnforcedPowerLimit")
+    assert machine.driver.calls("nvmlDeviceGetTemperature") == 0
+    assert machine.driver.calls("nvmlDeviceGetEnforcedPowerLimit") == 1
 
 
 @pytest.mark.parametrize("code", REASON_OF_CODE)
@@ -68,6 +120,7 @@ def test_a_failing_call_takes_its_own_values_and_no_others(machine, call, fields
     machine.driver.add_process(PID, memory=GIB, sm=40)
     healthy, other = machine.gpus()
     machine.driver.fail(call, code, gpu=0)
+    machine.wait(55)  # each value is asked for once a minute at least
     gpu, other_now = machine.gpus()
     for field in fields:
         assert why(getattr(gpu, field)) == (REASON_OF_CODE[code], call)
@@ -246,6 +299,28 @@ def test_mig_devices_have_processes_but_no_use(machine):
     for process in gpu.processes:
         assert why(process.sm_ratio) == why(process.codec_ratio) == ("mig_no_utilization", None)
     assert machine.driver.calls(SAMPLES) == 2  # of the other card
+
+
+def test_a_card_that_is_split_under_way_never_seems_unused(machine):
+    machine.driver.add_process(PID, gi=1, ci=0, memory=GIB)
+    assert machine.gpus()[0].mig is False
+    machine.driver.add_mig(0, 0, gi=1)
+    first, then = machine.gpus()[0], machine.gpus()[0]
+    assert isinstance(first.utilization_ratio, Unknown)
+    assert isinstance(first.processes, Unknown) or isinstance(first.processes[0].sm_ratio, Unknown)
+    assert (then.mig, why(then.utilization_ratio)[0]) == (True, "mig_no_utilization")
+    assert [process.pid for process in then.processes] == [PID]
+
+
+def test_a_card_that_is_made_whole_again_is_read_so_at_once(machine):
+    machine.driver.add_mig(0, 0, gi=1)
+    assert machine.gpus()[0].mig is True
+    machine.gpus()
+    machine.driver.remove_mig(0, 0)
+    machine.driver.set_gpu(0, mig=0)
+    machine.driver.add_process(PID, memory=GIB, sm=40)
+    gpu = machine.gpus()[0]
+    assert (gpu.mig, [process.sm_ratio for process in gpu.processes]) == (False, [0.4])
 
 
 def test_a_process_on_two_mig_devices_is_on_both(machine):

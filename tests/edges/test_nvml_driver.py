@@ -77,6 +77,7 @@ def test_another_package_in_the_place_of_nvidia_ml_py(machine, monkeypatch):
 def test_cards_that_cannot_be_counted_make_a_reading_fail_but_not_the_next(machine, code):
     machine.gpus()
     machine.driver.fail("nvmlDeviceGetCount", code, count=1)
+    machine.wait(55)  # they are counted once a minute
     assert machine.unavailable()[1] == "nvmlDeviceGetCount"
     assert len(machine.gpus()) == 2
     assert machine.driver.calls(INIT) == 1
@@ -199,6 +200,8 @@ def test_a_handle_is_kept_unless_it_is_dead(machine, code, lookups):
 def test_a_card_that_is_no_longer_counted_stays_unknown_until_a_release(machine):
     first, second = machine.gpus()
     machine.driver.remove_gpu(1)
+    gpu, lost = machine.gpus()
+    assert (gpu, lost.uuid, why(lost.processes)[0]) == (first, second.uuid, "gpu_lost")
     for _ in range(2):
         gpu, gone = machine.gpus()
         assert gpu == first
@@ -217,9 +220,18 @@ def test_a_card_that_moves_to_another_index_keeps_its_name(machine):
     with machine.driver.batch():
         machine.driver.remove_gpu(1)
         machine.driver.set_gpu(0, uuid=second.uuid)
+    machine.read()  # one of them is not well, so they are counted again
     moved, gone = machine.gpus()
     assert (moved.uuid, moved.index, moved.memory_total_bytes) == (second.uuid, 0, 80 * GIB)
     assert (gone.uuid, why(gone.memory_used_bytes)[0]) == (first.uuid, "gpu_lost")
+
+
+def test_a_card_that_comes_is_found_within_a_minute(machine):
+    first, second = machine.gpus()
+    machine.driver.add_gpu(2)
+    counts = [len(machine.gpus()) for _ in range(12)]
+    assert counts == [2] * 11 + [3]
+    assert machine.gpus()[:2] == (first, second)
 
 
 @pytest.mark.parametrize("code", [*range(1, 31), 77, 999])

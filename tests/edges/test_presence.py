@@ -209,3 +209,14 @@ def test_the_last_input_never_moves_back_and_is_never_ahead(drawn):
                 assert presence.last_input <= at(now)
                 assert kernel not in before or presence.last_input >= before[kernel]
                 before[kernel] = presence.last_input
+
+
+def test_a_page_says_whether_it_can_be_seen():
+    people = People()
+    assert not people.is_hidden("c")
+    people.report("c", [], None, None, at(0), False)
+    assert people.is_hidden("c")
+    people.report("c", [], None, None, at(1))
+    assert not people.is_hidden("c")
+    with pytest.raises(BadReport, match="visible: expected true or false"):
+        people.report("c", [], None, None, at(2), 0)

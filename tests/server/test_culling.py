@@ -103,7 +103,8 @@ def test_work_beside_the_cells_keeps_a_kernel(scenes, way):
     lived = scenes[way].result()["lived"]
     assert len(lived) >= 5
     assert {(k["execution_state"], k["verdict"], k["state"]) for k in lived} == {("idle", "active", "active")}
-    assert {k["reason"]["code"] for k in lived} == {"gpu_in_use"}
+    # Two rounds that follow each other at once find no new sample between them: quiet for a moment, and not idle.
+    assert {"gpu_in_use"} <= {k["reason"]["code"] for k in lived} <= {"gpu_in_use", "settling"}
     assert {share["attribution"] for k in lived for share in k["gpus"]} == {WAYS[way]}
     assert not any(k["warnings"] for k in lived)
 
@@ -190,7 +191,9 @@ def play_stuck(server: GpuServer, gpu: int) -> dict[str, Any]:
     server.begin(kernel, "import time; time.sleep(600)")
     stuck = server.reaches(kernel, 30, verdict="stalled")
     later: list[dict[str, Any]] = []
-    server.watch(LATEST, lambda status: later.extend(k for k in status["kernels"] if k["kernel_id"] == kernel))
+    server.watch(
+        LATEST, lambda status: later.extend(k for k in status["kernels"] if k["kernel_id"] == kernel)
+    )
     return {"stuck": stuck, "later": later, "rows": server.happenings(kernel)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -16,9 +17,10 @@ from jupyter_gpu_guard.core.judgement import fresh_track
 from jupyter_gpu_guard.core.lifecycle import born
 from jupyter_gpu_guard.core.model import GpuShare, Instant, Link, TelemetryState, Usage, Verdict, VerdictKind
 from jupyter_gpu_guard.core.reasons import because
-from jupyter_gpu_guard.guard import State, Watched
+from jupyter_gpu_guard.guard import State
 from jupyter_gpu_guard.metrics import PREFIX, Metrics
 from jupyter_gpu_guard.record import Happening
+from jupyter_gpu_guard.watched import Watched
 from tests.core.world import at, gpu, kernel, policy, sample, unknown
 from tests.server.gpu_server import GIB, GpuServer, moment
 
@@ -182,7 +184,7 @@ async def test_a_second_load_in_one_process_shows_each_metric_once(
 ) -> None:
     (app,) = jp_serverapp.extension_manager.extension_apps["jupyter_gpu_guard"]
     while not app._built.guard.state.rounds:
-        await app._built.guard.round()
+        await asyncio.sleep(0.05)
     answer = await jp_fetch("metrics")
     found = Scraped(answer.body.decode())  # fails on a series that is there twice
     assert found("policy_valid") == 1.0
@@ -281,6 +283,7 @@ def test_unknown_time_is_counted_only_where_a_card_may_be_held(standing: Standin
 def test_a_card_is_reclaimed_until_its_owner_takes_one_more(standing: Standing, metrics: Metrics) -> None:
     first, other = watched("a", VerdictKind.IDLE, share()), watched("b", VerdictKind.ACTIVE, share("GPU-1"))
     play(standing, metrics, 50, first, other)
+    first.released = True
     metrics.happened(happened("culled"))
     play(standing, metrics, 150, other)  # the card that is held all along is no new one
     assert shown(metrics)("reclaimed_gpu_seconds_total") == 100.0
@@ -289,10 +292,19 @@ def test_a_card_is_reclaimed_until_its_owner_takes_one_more(standing: Standing, 
 
 
 def test_a_card_is_reclaimed_for_a_day_at_most(standing: Standing, metrics: Metrics) -> None:
-    play(standing, metrics, 0, watched("a", VerdictKind.IDLE, share()))
+    first = watched("a", VerdictKind.IDLE, share())
+    first.released = True
+    play(standing, metrics, 0, first)
     metrics.happened(happened("culled"))
     play(standing, metrics, 3 * 86400)
     assert shown(metrics)("reclaimed_gpu_seconds_total") == pytest.approx(86400, abs=20)
+
+
+def test_a_card_that_did_not_come_back_is_not_reclaimed(standing: Standing, metrics: Metrics) -> None:
+    play(standing, metrics, 0, watched("a", VerdictKind.IDLE, share()))
+    metrics.happened(happened("culled"))
+    play(standing, metrics, 500)
+    assert shown(metrics)("reclaimed_gpu_seconds_total") == 0.0
 
 
 def test_what_happened_is_counted_by_its_reason(standing: Standing, metrics: Metrics) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Callable
@@ -230,7 +231,7 @@ def test_the_log_has_no_traceback_and_no_complaint_about_our_handlers(server: Gp
 def jp_server_config(tmp_path: Path, request: pytest.FixtureRequest) -> dict[str, Any]:
     return {
         "ServerApp": {"jpserver_extensions": {"jupyter_gpu_guard": True}},
-        "GpuGuard": {"gpu_source": "none", **getattr(request, "param", {})},
+        "GpuGuard": {"gpu_source": "none", "sample_interval": 0.5, **getattr(request, "param", {})},
     }
 
 
@@ -248,7 +249,7 @@ async def kernel_of(jp_serverapp: Any) -> tuple[Any, str]:
     guard = app._built.guard
     kernel_id = await jp_serverapp.kernel_manager.start_kernel()
     while kernel_id not in guard.state.watched:
-        await guard.round()
+        await asyncio.sleep(0.05)
     return guard, kernel_id
 
 

@@ -55,7 +55,7 @@ def recorded(suppress_deprecation_warnings, jp_serverapp, request):
     yield
     row = {
         "test": request.node.name,
-        "mode": guard.mode.value,
+        "mode": guard.general_policy.mode.value,
         "rounds": guard.state.rounds,
         "started": started,
         "heard": sorted(heard),

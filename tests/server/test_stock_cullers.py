@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from jupyter_gpu_guard.core.judgement import fresh_track
 from jupyter_gpu_guard.core.lifecycle import Phase, born
 from jupyter_gpu_guard.core.model import UnattributedProcess, Verdict, VerdictKind
 from jupyter_gpu_guard.core.policy import Mode
@@ -60,7 +61,10 @@ def told(
     """One round of a guard with one kernel: whose clock was moved, and the server's activity."""
     verdict = Verdict(kind, Reason(code))
     life = replace(born("k", at(0)), phase=Phase(phase))
-    watched = SimpleNamespace(kernel=kernel("k"), life=life, verdict=verdict, policy=policy(mode=mode))
+    track = replace(fresh_track(kernel("k"), at(0)), last_good=at(40))
+    watched = SimpleNamespace(
+        kernel=kernel("k"), life=life, verdict=verdict, policy=policy(mode=mode), track=track
+    )
     shielded: list[str] = []
     state = SimpleNamespace(
         watched={"k": watched},
@@ -69,7 +73,7 @@ def told(
     )
     guard = SimpleNamespace(
         state=state,
-        mode=mode,
+        general_policy=policy(mode=mode),
         clock=lambda: at(50),
         settings=SimpleNamespace(shields=lambda m: m is Mode.ENFORCE),
         watch=SimpleNamespace(shield=lambda kernel_id, when: shielded.append(kernel_id)),
