@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta, timezone
+from functools import lru_cache
 
 from .model import (
     Gpu,
@@ -58,6 +59,12 @@ def iso(moment: datetime) -> str:
     return moment.astimezone(timezone.utc).isoformat(timespec="seconds")[:19] + "Z"
 
 
+@lru_cache(maxsize=4096)
+def _at(code: str, at: datetime) -> Reason:
+    """Remembered, since what happened last is told again in every round."""
+    return because(code, at=iso(at))
+
+
 def is_busy(kernel: Kernel) -> bool:
     """A cell runs and doesn't just wait for an answer from a person."""
     return kernel.executing > 0 and not kernel.waiting_for_input and kernel.execution_state != "dead"
@@ -66,14 +73,15 @@ def is_busy(kernel: Kernel) -> bool:
 def read_signals(
     kernel: Kernel, usage: Usage, presence: Presence, obs: Observation, policy: Policy, memory: Memory | None
 ) -> tuple[Signal, ...]:
-    """All signals of one kernel in one observation, the most telling first."""
+    """All signals of one kernel in one observation, the most telling first and always in the same order."""
+    stale = _STALE_PERIODS * policy.period()
     return (
         _execution(kernel, obs.now),
-        _gpu(usage, obs, policy),
+        _gpu(usage, obs, policy, stale),
         _codec(usage, obs, policy),
         _gpu_memory(usage, obs, memory),
-        _io(usage, obs.now, policy),
-        _cpu(usage, obs.now, policy),
+        _io(usage, obs.now, policy, stale),
+        _cpu(usage, obs.now, policy, stale),
         _output(kernel, obs.now),
         _presence(presence, obs.now),
     )
@@ -81,7 +89,11 @@ def read_signals(
 
 def _latest(now: Instant, *moments: Instant | None) -> Instant | None:
     """The latest of the moments that have come; a client's clock may run ahead."""
-    return max((min(m, now) for m in moments if m is not None), default=None)
+    latest = None
+    for moment in moments:
+        if moment is not None and (latest is None or moment.monotonic > latest.monotonic):
+            latest = moment
+    return now if latest is not None and latest.monotonic > now.monotonic else latest
 
 
 def _execution(kernel: Kernel, now: Instant) -> Signal:
@@ -92,17 +104,17 @@ def _execution(kernel: Kernel, now: Instant) -> Signal:
         why = because("executing", since=iso(since.at))
         return Signal("execution", float(kernel.executing), 1.0, now, why, hidden)
     last = _latest(now, kernel.last_execution_start, kernel.last_execution_end)
-    why_then = None if last is None else because("executed", at=iso(last.at))
+    why_then = None if last is None else _at("executed", last.at)
     return Signal("execution", float(kernel.executing), 1.0, last, why_then, hidden, waiting)
 
 
-def _gpu(usage: Usage, obs: Observation, policy: Policy) -> Signal:
+def _gpu(usage: Usage, obs: Observation, policy: Policy, stale: timedelta) -> Signal:
     limit = policy.gpu_idle_below
     ratios = [share.sm_ratio for share in usage.shares]
     own = [ratio for ratio in ratios if not isinstance(ratio, Unknown)]
     shared = max(usage.maybe_using, key=lambda pair: pair[1], default=None)
     value = max([*own, *([] if shared is None else [shared[1]])], default=None)
-    hidden = _gpu_hidden(usage, obs, policy, ratios)
+    hidden = _gpu_hidden(usage, obs, stale, ratios)
     note = obs.sample.reason if obs.sample.state is TelemetryState.NONE else None
     if value is None and hidden is None and note is None:
         value = 0.0
@@ -114,7 +126,7 @@ def _gpu(usage: Usage, obs: Observation, policy: Policy) -> Signal:
     return Signal("gpu", value, limit, active, why, hidden, note)
 
 
-def _gpu_hidden(usage: Usage, obs: Observation, policy: Policy, ratios: Iterable[Reading]) -> Reason | None:
+def _gpu_hidden(usage: Usage, obs: Observation, stale: timedelta, ratios: Iterable[Reading]) -> Reason | None:
     """Why GPU use that the kernel may have can't be read."""
     for ratio in ratios:
         if isinstance(ratio, Unknown):
@@ -124,7 +136,7 @@ def _gpu_hidden(usage: Usage, obs: Observation, policy: Policy, ratios: Iterable
     if isinstance(usage.holds_gpu, Unknown) and not usage.maybe_using:
         return usage.holds_gpu.reason
     age = obs.now.since(obs.sample.taken)
-    if obs.sample.state is TelemetryState.OK and age > _STALE_PERIODS * policy.period():
+    if obs.sample.state is TelemetryState.OK and age > stale:
         return because("hole_in_samples", seconds=age.total_seconds())
     return None
 
@@ -147,7 +159,7 @@ def _gpu_memory(usage: Usage, obs: Observation, before: Memory | None) -> Signal
     total = sum(known(share.memory_bytes) or 0.0 for share in usage.shares)
     if before is None or held_memory(usage, obs, before) == before:
         return Signal("gpu_memory", total)
-    return Signal("gpu_memory", total, active=obs.now, why=because("gpu_memory_changed", at=iso(obs.now.at)))
+    return Signal("gpu_memory", total, active=obs.now, why=_at("gpu_memory_changed", obs.now.at))
 
 
 def held_memory(usage: Usage, obs: Observation, before: Memory | None) -> Memory:
@@ -164,16 +176,16 @@ def held_memory(usage: Usage, obs: Observation, before: Memory | None) -> Memory
     return tuple(sorted(found.items()))
 
 
-def _cpu(usage: Usage, now: Instant, policy: Policy) -> Signal:
-    return _mean("cpu", usage.cpu_cores, policy.cpu_idle_below, usage, now, policy)
+def _cpu(usage: Usage, now: Instant, policy: Policy, stale: timedelta) -> Signal:
+    return _mean("cpu", usage.cpu_cores, policy.cpu_idle_below, usage, now, stale)
 
 
-def _io(usage: Usage, now: Instant, policy: Policy) -> Signal:
-    return _mean("io", usage.io_bytes_per_second, float(policy.io_idle_below), usage, now, policy)
+def _io(usage: Usage, now: Instant, policy: Policy, stale: timedelta) -> Signal:
+    return _mean("io", usage.io_bytes_per_second, float(policy.io_idle_below), usage, now, stale)
 
 
 def _mean(
-    name: str, reading: Reading | None, limit: float, usage: Usage, now: Instant, policy: Policy
+    name: str, reading: Reading | None, limit: float, usage: Usage, now: Instant, stale: timedelta
 ) -> Signal:
     """A mean counts once, for the end of its period, so no minute is judged twice or dated back."""
     if isinstance(reading, Unknown):
@@ -182,7 +194,7 @@ def _mean(
         return Signal(name, None, limit, note=because("not_measured_yet"))
     age = now.since(usage.measured)
     hidden = None
-    if age > _STALE_PERIODS * policy.period():
+    if age > stale:
         hidden = because("hole_in_samples", seconds=age.total_seconds())
     if reading < limit:
         return Signal(name, reading, limit, unreadable=hidden)
@@ -195,12 +207,12 @@ def _mean(
 
 def _output(kernel: Kernel, now: Instant) -> Signal:
     last = _latest(now, kernel.last_output)
-    return _moment("output", last, None if last is None else because("printing", at=iso(last.at)), now)
+    return _moment("output", last, None if last is None else _at("printing", last.at), now)
 
 
 def _presence(presence: Presence, now: Instant) -> Signal:
     last = _latest(now, presence.last_input)
-    return _moment("presence", last, None if last is None else because("present", at=iso(last.at)), now)
+    return _moment("presence", last, None if last is None else _at("present", last.at), now)
 
 
 def _moment(name: str, last: Instant | None, why: Reason | None, now: Instant) -> Signal:

@@ -63,13 +63,25 @@ def _may_hold(holding: Holding, memory: AttributionMemory) -> bool:
     return bool(holding.openers) or not memory.sees_gpu_files or not holding.tree
 
 
-def _usage(kernel: Kernel, holding: Holding, measured: Instant | None) -> Usage:
+def _usage(
+    kernel: Kernel,
+    holding: Holding,
+    measured: Instant | None,
+    shares: tuple[GpuShare, ...] = (),
+    maybe_using: tuple[tuple[str, float], ...] = (),
+    holds_gpu: bool | Unknown = False,
+    gpu_unreadable: Reason | None = None,
+) -> Usage:
     return Usage(
         kernel_id=kernel.kernel_id,
         cpu_cores=holding.cpu_cores,
         io_bytes_per_second=holding.io_bytes_per_second,
         measured=measured if holding.cpu_cores is not None else None,
         tree=holding.tree,
+        shares=shares,
+        maybe_using=maybe_using,
+        holds_gpu=holds_gpu,
+        gpu_unreadable=gpu_unreadable,
     )
 
 
@@ -151,15 +163,24 @@ class _Split:
         self._placed = placed
         self._matched = matched(placed)
         # Sorted by whose they are once, not again for each kernel.
-        self._of_kernels: dict[tuple[str, str | None], list[Placed]] = {}
+        self._of_kernels: dict[str | None, dict[str, list[Placed]]] = {}  # by kernel_id and uuid
         self._unmatched = {uuid: [p.row for p in rows if p.owner is None] for uuid, rows in placed.items()}
         self._loose: dict[str, list[GpuProcess]] = {uuid: [] for uuid in placed}
         for uuid, rows in placed.items():
             for p in rows:
                 if p.owner is not None and p.owner.kind is Kind.KERNEL:
-                    self._of_kernels.setdefault((uuid, p.owner.name), []).append(p)
+                    self._of_kernels.setdefault(p.owner.name, {}).setdefault(uuid, []).append(p)
                 elif p.owner is not None and p.owner.kind is Kind.LOOSE:
                     self._loose[uuid].append(p.row)
+        #: Cards on which something may be a kernel's that isn't known to be.
+        self._doubtful = {
+            gpu.uuid
+            for gpu in self._gpus
+            if isinstance(gpu.processes, Unknown)
+            or self._unmatched[gpu.uuid]
+            or self._loose[gpu.uuid]
+            or not placed[gpu.uuid]
+        }
 
     def usage(self, kernel: Kernel, holding: Holding, measured: Instant | None) -> Usage:
         """What the kernel has on all GPUs, and what may be its own."""
@@ -168,21 +189,25 @@ class _Split:
         shares: list[GpuShare] = []
         maybe: list[tuple[str, Reading]] = []
         doubts: list[_Doubt] = []
+        own = self._of_kernels.get(kernel.kernel_id, {})
         for gpu in self._gpus:
-            mine = self._of_kernels.get((gpu.uuid, kernel.kernel_id))
+            mine = own.get(gpu.uuid)
             if mine:
                 shares.append(_share(gpu.uuid, mine))
                 if isinstance(shares[-1].sm_ratio, Unknown):
                     maybe.append((gpu.uuid, _at_least([p.row for p in mine], gpu)))
-            doubt = None if hidden else self._doubt(gpu, holding, unlisted)
+            doubtful = not hidden and gpu.uuid in self._doubtful
+            doubt = self._doubt(gpu, holding, unlisted) if doubtful else None
             if doubt is not None:
                 doubts.append(doubt)
                 maybe.append((gpu.uuid, doubt.ratio))
         unreadable = [d.why for d in doubts if not d.listed or isinstance(d.ratio, Unknown)]
         may_hold = [d.why for d in doubts if d.holds]
         why = hidden or next(iter(may_hold), None)
-        return replace(
-            _usage(kernel, holding, measured),
+        return _usage(
+            kernel,
+            holding,
+            measured,
             shares=tuple(shares),
             holds_gpu=True if shares else Unknown(why) if why is not None else False,
             maybe_using=tuple((uuid, ratio) for uuid, ratio in maybe if not isinstance(ratio, Unknown)),

@@ -8,8 +8,9 @@ afresh. Not here: what the policy does about a verdict (deadline, lifecycle).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from operator import attrgetter
 
 from .activity import Memory, Signal, held_memory, is_busy, is_spinning, iso, read_signals, recent
 from .model import (
@@ -28,6 +29,7 @@ from .policy import Policy, Scope, UnknownPolicy
 from .reasons import Reason, because
 
 _NONE = timedelta(0)
+_MONOTONIC = attrgetter("monotonic")
 
 #: The wall clock may run this far from the monotonic one in a round: time servers correct by less.
 CLOCK_TOLERANCE = timedelta(seconds=5)
@@ -56,7 +58,7 @@ class Clock:
             return Clock(step.now, samples=int(step.fresh)) if step.good else Clock()
         span = min(self.span + step.counted, step.now.since(self.since))
         if not step.good:
-            return replace(self, span=span)
+            return Clock(self.since, span, self.samples, self.hole)
         return Clock(self.since, span, self.samples + int(step.fresh), max(self.hole, step.hole))
 
     def reset(self, at: Instant | None, now: Instant) -> Clock:
@@ -117,9 +119,11 @@ def judge(
         track = fresh_track(kernel, obs.now)
     signals = read_signals(kernel, usage, presence, obs, policy, track.memory)
     unreadable = _unreadable(kernel, usage, signals, policy)
+    fresh = recent(policy.period())
+    used = [signal for signal in signals if _shows_use(signal, fresh, obs.now)]
     step = _step(obs, policy, track, unreadable is None)
-    after = _tracked(kernel, usage, obs, policy, track, signals, step)
-    kind, reason, clock = _decide(kernel, obs, policy, after, signals, step, unreadable)
+    after = _tracked(kernel, usage, obs, policy, track, signals, used, step)
+    kind, reason, clock = _decide(kernel, obs, policy, after, signals, used, step, unreadable)
     return after, _verdict(kernel, usage, kind, reason, clock, after, signals)
 
 
@@ -175,6 +179,7 @@ def _tracked(
     policy: Policy,
     track: Track,
     signals: Sequence[Signal],
+    used: Sequence[Signal],
     step: Step,
 ) -> Track:
     now = obs.now
@@ -186,8 +191,9 @@ def _tracked(
     elapsed = _NONE if track.last is None else now.since(track.last)
     holds = usage.holds_gpu
     holding = holds is True or (isinstance(holds, Unknown) and track.holding)
-    return replace(
-        track,
+    return Track(  # not `replace`, which takes three times as long
+        incarnation=track.incarnation,
+        start_ticks=track.start_ticks,
         idle=idle,
         peak=_peak(track, idle, signals, now),
         stall=track.stall.run(step).reset(moved, now) if busy else Clock(now),
@@ -200,7 +206,7 @@ def _tracked(
         holding=holding,
         held_for=track.held_for + elapsed if holding and track.holding else _NONE,
         memory=held_memory(usage, obs, track.memory),
-        sides=_sides(signals, track, policy, now),
+        sides=_sides(signals, used, track, now),
     )
 
 
@@ -213,31 +219,34 @@ def _peak(track: Track, idle: Clock, signals: Sequence[Signal], now: Instant) ->
 
 
 def _last_active(signals: Sequence[Signal]) -> Instant | None:
-    return max((signal.active for signal in signals if signal.active is not None), default=None)
+    moments = [signal.active for signal in signals if signal.active is not None]
+    return max(moments, key=_MONOTONIC, default=None)
 
 
 def _latest_of(signals: Sequence[Signal], names: frozenset[str], *others: Instant | None) -> Instant | None:
-    moments = [signal.active for signal in signals if signal.name in names]
-    return max((moment for moment in (*moments, *others) if moment is not None), default=None)
+    moments = [s.active for s in signals if s.active is not None and s.name in names]
+    moments += [moment for moment in others if moment is not None]
+    return max(moments, key=_MONOTONIC, default=None)
 
 
 def _sides(
-    signals: Sequence[Signal], track: Track, policy: Policy, now: Instant
+    signals: Sequence[Signal], used: Sequence[Signal], track: Track, now: Instant
 ) -> tuple[tuple[str, bool | None, datetime], ...]:
-    before = {name: (side, since) for name, side, since in track.sides}
+    """In the order of the signals, which is always the same."""
     found = []
-    fresh = recent(policy.period())
-    for signal in signals:
-        side = _side(signal, fresh, now)
-        last = before.get(signal.name)
+    using = {signal.name for signal in used}
+    for signal, last in zip(signals, track.sides or (None,) * len(signals), strict=True):
+        side = _side(signal, signal.name in using)
+        if last is not None and last[1] is side:
+            found.append(last)
+            continue
         begun = signal.active.at if side and signal.active is not None else now.at
-        since = last[1] if last is not None and last[0] is side else begun
-        found.append((signal.name, side, since))
+        found.append((signal.name, side, begun))
     return tuple(found)
 
 
-def _side(signal: Signal, fresh: timedelta, now: Instant) -> bool | None:
-    if _shows_use(signal, fresh, now):
+def _side(signal: Signal, shows_use: bool) -> bool | None:
+    if shows_use:
         return True
     absent = signal.value is None and signal.note is not None
     return None if absent or signal.unreadable is not None else False
@@ -258,6 +267,7 @@ def _decide(
     policy: Policy,
     track: Track,
     signals: Sequence[Signal],
+    used: Sequence[Signal],
     step: Step,
     unreadable: Reason | None,
 ) -> _Decision:
@@ -266,8 +276,6 @@ def _decide(
     present = next(signal for signal in signals if signal.name == "presence")
     if stuck is not None and (present.active is None or now.since(present.active) > policy.window):
         return stuck
-    fresh = recent(policy.period())
-    used = [signal for signal in signals if _shows_use(signal, fresh, now)]
     if stuck is not None:
         used = [present]  # whoever sits there decides
     elif _busy_proves_nothing(kernel, policy, track, unreadable):
@@ -355,7 +363,7 @@ def _verdict(
 
 
 def _evidence(signals: Sequence[Signal], track: Track) -> tuple[Evidence, ...]:
-    since = {name: at for name, _, at in track.sides}
     return tuple(
-        Evidence(s.name, s.value, s.threshold, since.get(s.name), s.unreadable or s.note) for s in signals
+        Evidence(s.name, s.value, s.threshold, since, s.unreadable or s.note)
+        for s, (_, _, since) in zip(signals, track.sides, strict=True)
     )

@@ -94,13 +94,15 @@ class Family:
         cgroup and parents."""
         if process.state in "ZX":
             return Owner(Kind.DEAD)
+        found = self._root(process)
+        if found is not None:
+            return found
         walked: list[Process] = []
         for node in self._chain(process):
             root = self._root(node)
             if root is not None:
-                if root.kind is Kind.KERNEL and node is not process:
-                    return Owner(Kind.KERNEL, root.name, Link.DESCENDANT)
-                return root
+                below = root.kind is Kind.KERNEL
+                return Owner(Kind.KERNEL, root.name, Link.DESCENDANT) if below else root
             if self._server is not None and node.key == self._server.key:
                 return self._below_server(process, walked)
             if node.key.pid == 1 or node.key in self._above:

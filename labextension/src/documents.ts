@@ -30,6 +30,8 @@ export interface IDocuments {
   readonly opened: ISignal<unknown, Context>;
   /** Every document on a kernel. */
   all(): IOpen[];
+  /** Every editor of a file that is open here, whatever its kernel. */
+  at(path: string): Context[];
   /** The document in front, with or without a kernel. */
   front(): { path: string; kernelId: string | null } | null;
   /** Paths of every open document, with or without a kernel. */
@@ -67,6 +69,10 @@ export class Documents implements IDocuments {
       const kernelId = this.kernelOf(context);
       return kernelId ? [{ context, kernelId }] : [];
     });
+  }
+
+  at(path: string): Context[] {
+    return this.contexts().filter(context => context.localPath === path);
   }
 
   front(): { path: string; kernelId: string | null } | null {

@@ -28,18 +28,21 @@ export class SaveResponder {
     if (asked.size === 0) {
       return;
     }
-    const answers = await Promise.all(
-      [...asked].map(([path, copy]) =>
-        this.answer(path, open.get(path), this.places(request, path, copy), budget)
-      )
+    await Promise.all(
+      [...asked].map(async ([path, copy]) => {
+        // A document that was given another kernel since is still the one that was asked for.
+        const contexts = open.get(path) ?? this.documents.at(path);
+        const places = this.places(request, path, copy);
+        this.tell(request, await this.answer(path, contexts, places, budget));
+      })
     );
-    const documents = answers.flat();
-    try {
-      const { nonce, kernel_id } = request;
-      await this.api.saved(kernel_id, { nonce, client_id: this.clientId, documents });
-    } catch {
+  }
+
+  /** Each document by itself, so that a slow one doesn't make the others silent. */
+  private tell({ nonce, kernel_id }: ISaveRequest, documents: IDocumentAnswer[]): void {
+    this.api.saved(kernel_id, { nonce, client_id: this.clientId, documents }).catch(() => {
       // Too late, or the server is away: it judges by the files, and asks again.
-    }
+    });
   }
 
   private places(request: ISaveRequest, path: string, copy: string | null): IPlaces {
@@ -51,11 +54,13 @@ export class SaveResponder {
   /** One answer for each editor of the file, or one for the file itself where it is no longer open. */
   private async answer(
     path: string,
-    contexts: Context[] | undefined,
+    contexts: Context[],
     places: IPlaces,
     budget: number
   ): Promise<IDocumentAnswer[]> {
-    return contexts ? this.saveAll(contexts, places, budget) : [await this.saver.closed(path)];
+    return contexts.length
+      ? this.saveAll(contexts, places, budget)
+      : [await this.saver.closed(path)];
   }
 
   /** One after another: the second editor of a file has to see what the first has written. */

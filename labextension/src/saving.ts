@@ -11,7 +11,7 @@ import type { Contents } from '@jupyterlab/services';
 import type { Context } from './documents';
 import { type IDisk, onDisk } from './hashes';
 import { fileText, type IPlaces, sameContent, writeRecoveryCopy } from './recovery';
-import type { IDocumentAnswer } from './wire';
+import type { IDocumentAnswer, SaveOutcome } from './wire';
 
 /** The share of the time until the deadline that saving may take; the rest is for recovery copies. */
 const SHARE_OF_TIME = 0.6;
@@ -20,8 +20,18 @@ const LONGEST_SAVE_MS = 30_000;
 
 type ContentsAccess = Pick<Contents.IManager, 'get' | 'save'>;
 
-/** Why a document cannot go into its own file; English, for the server's log. */
-class Obstacle extends Error {}
+/**
+ * Why a document cannot go into its own file; English, for the server's log. With `conflict`, `read_only` and `deleted`
+ * a copy is as good as a save; `failed` is for what may go better the next time.
+ */
+class Obstacle extends Error {
+  constructor(
+    message: string,
+    readonly outcome: SaveOutcome = 'failed'
+  ) {
+    super(message);
+  }
+}
 
 export class Saver {
   constructor(private readonly contents: ContentsAccess) {}
@@ -32,7 +42,9 @@ export class Saver {
     try {
       return await within(time, this.inPlace(context));
     } catch (error) {
-      return this.aside(context, places, textOf(error));
+      const outcome = error instanceof Obstacle ? error.outcome : 'failed';
+      const failed = { ...blank(context.localPath), error: textOf(error) };
+      return this.aside(context, places, { ...failed, outcome }, Math.max(LEAST_MS, budget - time));
     }
   }
 
@@ -53,23 +65,23 @@ export class Saver {
     }
     const disk = await onDisk(this.contents, context.path);
     if (disk === null) {
-      throw new Obstacle('the file is gone'); // what is open here may be the only copy, edited or not
+      throw new Obstacle('the file is gone', 'deleted'); // what is open here may be the only copy, edited or not
     }
     const path = context.localPath;
     if (!context.model.dirty) {
       return { ...blank(path), outcome: 'clean', hash: disk.hash };
     }
     if (!disk.writable || context.contentsModel?.writable === false) {
-      throw new Obstacle('the file may not be written');
+      throw new Obstacle('the file may not be written', 'read_only');
     }
     if (changed(context, disk)) {
-      throw new Obstacle('the file has changed on disk');
+      throw new Obstacle('the file has changed on disk', 'conflict');
     }
     await saveAll(context);
     const after = await onDisk(this.contents, context.path);
     const ours = context.contentsModel?.hash;
     if (after === null || (ours && after.hash !== ours)) {
-      throw new Obstacle('the file was changed right after it was saved');
+      throw new Obstacle('the file was changed right after it was saved', 'conflict');
     }
     return { ...blank(path), outcome: 'saved', hash: after.hash };
   }
@@ -86,19 +98,21 @@ export class Saver {
     return { ...blank(context.localPath), outcome: 'saved', hash: file.hash ?? null };
   }
 
+  /** The answer with a copy named in it; `failed` where no copy could be made in time. */
   private async aside(
     context: Context,
     places: IPlaces | null,
-    error: string
+    answer: IDocumentAnswer,
+    budget: number
   ): Promise<IDocumentAnswer> {
-    const failed = { ...blank(context.localPath), error };
     if (places === null) {
-      return failed;
+      return { ...answer, outcome: 'failed' };
     }
     try {
-      return { ...failed, outcome: 'conflict', ...(await this.copy(context, places)) };
+      return { ...answer, ...(await within(budget, this.copy(context, places))) };
     } catch (second) {
-      return { ...failed, error: `${error}; no recovery copy: ${textOf(second)}` };
+      const error = `${answer.error}; no recovery copy: ${textOf(second)}`;
+      return { ...answer, outcome: 'failed', error };
     }
   }
 

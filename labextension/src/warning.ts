@@ -148,6 +148,9 @@ export class Warnings {
 /** The last warning given, where it is one to be shown; null where there is none or it is a quiet one. */
 export function loudWarning(kernel: IKernel): IWarning | null {
   const last = kernel.warnings.at(-1);
+  if (last?.cause === 'stalled' && last.lead_seconds === null && kernel.verdict === 'stalled') {
+    return last;
+  }
   if (!last || (kernel.state !== 'warned' && kernel.state !== 'saving')) {
     return null;
   }

@@ -22,6 +22,7 @@ export interface IWarning {
   at: string;
   /** Null for a kernel that is stuck, and has no deadline. */
   lead_seconds: number | null;
+  cause?: string;
 }
 
 export interface IKernelGpu {
@@ -108,7 +109,7 @@ export interface ISaveRequest {
   documents: { path: string; recovery_path: string | null }[];
 }
 
-export type SaveOutcome = 'saved' | 'clean' | 'conflict' | 'failed';
+export type SaveOutcome = 'saved' | 'clean' | 'conflict' | 'read_only' | 'deleted' | 'failed';
 
 export interface IDocumentAnswer {
   path: string;

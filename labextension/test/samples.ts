@@ -114,8 +114,16 @@ export class OpenDocuments implements IDocuments {
   open: IOpen[] = [];
   inFront: { path: string; kernelId: string | null } | null = null;
 
+  /** Open, but on no kernel, or on another. */
+  elsewhere: Context[] = [];
+
   all(): IOpen[] {
     return this.open;
+  }
+
+  at(path: string): Context[] {
+    const contexts = [...this.open.map(({ context }) => context), ...this.elsewhere];
+    return contexts.filter(context => context.localPath === path);
   }
 
   front(): { path: string; kernelId: string | null } | null {

@@ -20,7 +20,7 @@ let handed: string[];
 let handOver: (content: string) => Promise<string>;
 
 beforeEach(() => {
-  vi.useFakeTimers();
+  vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'Date'] });
   disk = new Disk();
   disk.put('work', null, true, 'directory');
   disk.put(PATH, OLD);
@@ -36,6 +36,13 @@ afterEach(() => {
 /** Save with a minute to go, however long it takes. */
 async function save(document: OpenDocument, copy: string | null = COPY): Promise<IDocumentAnswer> {
   const answer = saver.save(document.context, { path: copy, handOver }, 60_000);
+  let done = false;
+  void answer.then(() => {
+    done = true;
+  });
+  for (let turn = 0; turn < 500 && !done; turn++) {
+    await new Promise(resolve => setImmediate(resolve)); // hashes are made in real time
+  }
   await vi.advanceTimersByTimeAsync(60_000);
   return answer;
 }
@@ -82,14 +89,14 @@ describe('Saver', () => {
   it('puts a read-only document into a copy without trying to save', async () => {
     disk.put(PATH, OLD, false);
     const document = new OpenDocument(disk, PATH, NEW);
-    expect(await save(document)).toMatchObject({ outcome: 'conflict', recovery_path: COPY });
+    expect(await save(document)).toMatchObject({ outcome: 'read_only', recovery_path: COPY });
     expect(document.saves).toBe(0);
   });
 
   it.each([true, false])('puts a deleted document (unsaved: %s) into a copy', async dirty => {
     const document = new OpenDocument(disk, PATH, NEW, dirty);
     disk.files.delete(PATH);
-    expect(await save(document)).toMatchObject({ outcome: 'conflict', recovery_path: COPY });
+    expect(await save(document)).toMatchObject({ outcome: 'deleted', recovery_path: COPY });
     expect(disk.files.get(COPY)?.content).toEqual(NEW);
     expect(disk.files.has(PATH)).toBe(false);
   });
@@ -108,7 +115,7 @@ describe('Saver', () => {
     const document = new OpenDocument(disk, PATH, NEW);
     let edits = 0;
     document.meanwhile = () => document.edit({ cells: [{ source: `edit ${++edits}` }] });
-    expect(await save(document)).toMatchObject({ outcome: 'conflict', recovery_path: COPY });
+    expect(await save(document)).toMatchObject({ outcome: 'failed', recovery_path: COPY });
     expect(disk.files.get(COPY)?.content).toEqual({ cells: [{ source: 'edit 2' }] });
     expect(document.saves).toBe(2);
     expect(document.model.dirty).toBe(true);
@@ -126,7 +133,7 @@ describe('Saver', () => {
       return file;
     };
     expect(await save(document)).toMatchObject({
-      outcome: 'conflict',
+      outcome: 'failed',
       recovery_path: COPY,
       error: 'it was not saved in time'
     });
@@ -150,7 +157,7 @@ describe('Saver', () => {
     disk.files.delete(PATH);
     const document = new OpenDocument(disk, PATH, NEW);
     const answer = await save(document, 'work/copies/deep/a.ipynb');
-    expect(answer.outcome).toBe('conflict');
+    expect(answer.outcome).toBe('deleted');
     expect(disk.writes).toEqual(['work/copies', 'work/copies/deep', 'work/copies/deep/a.ipynb']);
     expect(disk.files.get('work/copies/deep')?.type).toBe('directory');
   });
@@ -171,7 +178,7 @@ describe('Saver', () => {
 
   it('hands a text over as it is', async () => {
     const document = new OpenDocument(disk, 'a.py', 'x = 2'); // its file is gone
-    expect(await save(document, null)).toMatchObject({ outcome: 'conflict', recovery_id: 'id-1' });
+    expect(await save(document, null)).toMatchObject({ outcome: 'deleted', recovery_id: 'id-1' });
     expect(handed).toEqual(['x = 2']);
   });
 
@@ -197,7 +204,7 @@ describe('Saver', () => {
     document.model.collaborative = true;
     const room = document.save;
     document.save = async () => undefined; // the room says "saved", but the disk was full
-    expect(await save(document)).toMatchObject({ outcome: 'conflict', recovery_path: COPY });
+    expect(await save(document)).toMatchObject({ outcome: 'failed', recovery_path: COPY });
     document.save = room;
     expect(await save(document)).toMatchObject({ outcome: 'saved' });
   });
@@ -205,7 +212,7 @@ describe('Saver', () => {
   it('writes a text document as text', async () => {
     disk.put('a.py', 'x = 1', false);
     const document = new OpenDocument(disk, 'a.py', 'x = 2');
-    expect(await save(document, 'a-copy.py')).toMatchObject({ outcome: 'conflict' });
+    expect(await save(document, 'a-copy.py')).toMatchObject({ outcome: 'read_only' });
     expect(disk.files.get('a-copy.py')).toMatchObject({ content: 'x = 2', type: 'file' });
   });
 });
@@ -256,11 +263,11 @@ describe('SaveResponder', () => {
         { path: 'b.ipynb', recovery_path: null }
       ]
     });
-    expect(sent).toHaveLength(1);
-    expect(sent[0]).toMatchObject({ nonce: 'n1', client_id: 'me' });
-    expect(sent[0]?.documents.map(d => [d.path, d.outcome])).toEqual([
-      [PATH, 'saved'],
-      ['b.ipynb', 'clean']
+    expect(sent.every(({ nonce, client_id }) => nonce === 'n1' && client_id === 'me')).toBe(true);
+    const answers = sent.flatMap(({ documents }) => documents.map(d => [d.path, d.outcome]));
+    expect(answers.sort()).toEqual([
+      ['b.ipynb', 'clean'],
+      [PATH, 'saved']
     ]);
     expect(disk.files.get(PATH)?.content).toEqual(NEW);
   });
@@ -271,6 +278,23 @@ describe('SaveResponder', () => {
     await ask();
     expect(sent[0]?.documents[0]?.outcome).toBe('saved');
     Object.defineProperty(document, 'hidden', { configurable: true, value: false });
+  });
+
+  it('tells of one document while another takes its time', async () => {
+    disk.put('b.ipynb', OLD);
+    const slow = new OpenDocument(disk, PATH, NEW);
+    slow.save = () => new Promise(() => undefined);
+    open(slow);
+    open(new OpenDocument(disk, 'b.ipynb', NEW));
+    await ask({ documents: [PATH, 'b.ipynb'].map(path => ({ path, recovery_path: null })) });
+    expect(sent.map(answer => answer.documents.map(d => d.path))).toEqual([['b.ipynb'], [PATH]]);
+  });
+
+  it('does not take a document for closed that was given another kernel', async () => {
+    documents.elsewhere = [new OpenDocument(disk, PATH, NEW).context];
+    await ask();
+    expect(sent[0]?.documents).toMatchObject([{ path: PATH, outcome: 'saved' }]);
+    expect(disk.files.get(PATH)?.content).toEqual(NEW);
   });
 
   it('answers for a document that was closed meanwhile with what is on disk', async () => {

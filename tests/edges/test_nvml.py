@@ -73,7 +73,9 @@ def test_readings_a_minute_apart_read_everything(machine):
     assert (gpu.temperature_celsius, gpu.memory_used_bytes) == (70.0, 3 * GIB)
 
 
-@pytest.mark.parametrize("call", [COMPUTE, SAMPLES, "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"])
+@pytest.mark.parametrize(
+    "call", [COMPUTE, SAMPLES, "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage"]
+)
 def test_a_card_that_is_not_well_is_read_as_a_whole(machine, call):
     """What it said before may be of before a reset."""
     machine.gpus()

@@ -61,6 +61,7 @@ def server(make_server: Callable[..., GpuServer]) -> GpuServer:
 def scene(server: GpuServer) -> Scene:
     kernel_id = server.start_kernel("nb.ipynb")
     load = server.load(kernel_id)
+    server.reaches(kernel_id, reason="gpu_in_use")
     document = {"path": "nb.ipynb", "kernel_id": kernel_id, "dirty": True}
     for name in ("first", "second"):
         code, _ = server.request("POST", f"{API}/clients/{name}", {"documents": [document]})
