@@ -28,6 +28,7 @@ from .core.model import (
     Kernel,
     Observation,
     Presence,
+    Process,
     Sample,
     Terminal,
     Usage,
@@ -41,6 +42,7 @@ from .kernels import KernelWatch
 from .labels import Labels
 from .observer import Observer
 from .policies import PolicyFile
+from .processes import marked_processes
 from .reclaim import Reclaimer
 from .record import Recorder, iso
 from .resolved import Resolved
@@ -69,6 +71,7 @@ class State:
     attribution: Attribution = field(default_factory=lambda: Attribution({}))
     watched: dict[str, Watched] = field(default_factory=dict)
     terminals: tuple[Terminal, ...] = ()
+    orphans: tuple[Process, ...] = ()  # what kernels of an earlier server left behind, by the last full scan
     rounds: int = 0
 
 
@@ -195,6 +198,8 @@ class Guard:
         state = self.state
         state.sample, state.attribution = observation.sample, attribution
         state.terminals = observation.terminals
+        if observation.scan.full:
+            state.orphans = marked_processes(observation.scan, {k.kernel_id for k in observation.kernels})
         self.labels.look(path for kernel in observation.kernels for path in kernel.notebooks)
         seen = {kernel.kernel_id for kernel in observation.kernels}
         for kernel_id in [k for k in state.watched if k not in seen]:

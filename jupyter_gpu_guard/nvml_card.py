@@ -147,6 +147,7 @@ class _Reading:
         self._since_us = self._newest_us = since_us
         self._codes: set[int | None] = set()
         self._plain: set[int] = set()
+        self._use_told = False
 
     def take(self) -> CardReading:
         mig = self._is_split()
@@ -154,7 +155,7 @@ class _Reading:
         use = Unknown(because("mig_no_utilization")) if mig else self._utilization()
         power = self._watts(self._ask("nvmlDeviceGetPowerUsage"))
         self._card.plain = frozenset(self._plain)
-        self._card.whole = not mig and _all_told(processes, use)
+        self._card.whole = self._use_told and not isinstance(use, Unknown)
         well = Code.SUCCESS in self._codes and self._codes <= _STEADY
         if not well:
             self._card.kept.clear()
@@ -262,6 +263,7 @@ class _Reading:
         if isinstance(samples, Failed):
             unknown = Unknown(samples.reason)
             return tuple(row.process(pid, (unknown, unknown)) for pid, row in rows.items()), ()
+        self._use_told = True
         uses = self._uses(samples)
         strays = [
             (pid, sm)
@@ -310,10 +312,3 @@ class _Reading:
                 return rows, ()
             found += [row.process(pid, (no_use, no_use), uuid) for pid, row in rows.items()]
         return tuple(found), ()
-
-
-def _all_told(processes: tuple[GpuProcess, ...] | Unknown, use: Reading) -> bool:
-    """Whether everything that the modes differ in could be read."""
-    if isinstance(processes, Unknown) or isinstance(use, Unknown):
-        return False
-    return not any(isinstance(process.sm_ratio, Unknown) for process in processes)

@@ -19,7 +19,7 @@ from .core.model import ByteReading, Instant, Process, ProcessKey, ProcessScan, 
 from .core.ownership import Family, Kind
 from .core.reasons import because
 from .process_record import TreeRecord, record_tree
-from .procfs import GPU_FILES, ProcFiles, Stat
+from .procfs import GPU_FILES, ProcFiles, Stat, parse_stat
 
 __all__ = ["GPU_FILES", "ProcessReader", "TreeRecord", "marked_processes", "means", "record_tree"]
 
@@ -159,6 +159,8 @@ class ProcessReader:
         self._uid = os.geteuid()
         self._table: dict[int, Process] = {}
         self._settled: dict[ProcessKey, str | None] = {}
+        #: By pid, the line of /proc/PID/stat that says what the table has.
+        self._lines: dict[int, bytes] = {}
         #: Of each process the pages that it maps, and whether libcuda is among them.
         self._maps: dict[ProcessKey, tuple[int, bool]] = {}
         self._scanned: Instant | None = None
@@ -176,7 +178,7 @@ class ProcessReader:
         """
         now = self._clock()
         laid: dict[int, Process | None] = {}
-        if self._scanned is not None:
+        if not self._is_over(now, period):
             for pid in {*pids, *roots}:
                 self._read_chain(pid, laid)
             for process in [laid[pid] for pid in pids if pid in laid]:
@@ -195,13 +197,15 @@ class ProcessReader:
         return self._result(now, processes, full)
 
     def _is_due(self, now: Instant, period: timedelta, unmatched: frozenset[int]) -> bool:
-        if self._scanned is None:
+        if self._scanned is None or self._is_over(now, period):
             return True
-        age = now.since(self._scanned)
+        return now.since(self._scanned) >= _RESCAN and bool(unmatched - self._unmatched)
+
+    def _is_over(self, now: Instant, period: timedelta) -> bool:
+        if self._scanned is None or now.since(self._scanned) >= period:
+            return True
         # By the means too: scans that leave them alone must not put off those that take them.
-        if self._means.start is not None and now.since(self._means.start) >= period:
-            return True
-        return age >= period or (age >= _RESCAN and bool(unmatched - self._unmatched))
+        return self._means.start is not None and now.since(self._means.start) >= period
 
     def _result(self, now: Instant, processes: Mapping[int, Process], full: bool) -> ProcessScan:
         server = processes.get(self._pid)
@@ -236,6 +240,7 @@ class ProcessReader:
         self._settled = {p.key: p.marker for p in table.values() if self._is_known(p.key)}
         self._maps = {key: maps for key, maps in self._maps.items() if key in counters}
         self._table = table
+        self._lines.clear()
         self._scanned = now
         self.full_scans += 1
         self._measure(now, period, counters)
@@ -305,16 +310,20 @@ class ProcessReader:
     def _again(self, pid: int) -> Process | None:
         """The process now. Of one that two full scans had, only what tells whether it lives and below whom is read:
         its cgroup seldom changes, and the next full scan sees that."""
-        stat = self._files.stat(pid)
-        if stat is None:
+        line = self._files.stat_line(pid)
+        if not line:
             return None
         known = self._table.get(pid)
+        if known is not None and line == self._lines.get(pid) and self._files.uid(pid) == known.uid:
+            return known
+        stat = parse_stat(line)
         same = known is not None and known.key.start_ticks == stat.start_ticks and known.key in self._settled
         if known is None or not same or self._files.uid(pid) != known.uid:
             return self._process(pid, stat)
         used = stat.own_seconds + stat.reaped_seconds
         now = (stat.name, stat.state, stat.parent_pid, stat.session, used)
         if now == (known.name, known.state, known.parent_pid, known.session, known.cpu_seconds):
+            self._lines[pid] = line
             return known
         return replace(
             known,

@@ -99,8 +99,12 @@ class ProcFiles:
         return (int(entry) for entry in os.listdir(self._root) if entry.isdigit())
 
     def stat(self, pid: int | str) -> Stat | None:
-        data = self._read_record(pid, "stat")
+        data = self.stat_line(pid)
         return parse_stat(data) if data else None
+
+    def stat_line(self, pid: int | str) -> bytes | None:
+        """What `stat` is read from: equal lines say the same of a process."""
+        return self._read_record(pid, "stat")
 
     def uid(self, pid: int) -> int | None:
         """The effective user. It owns the folder, also of a process that may not be traced, whose files are root's.
@@ -144,7 +148,10 @@ class ProcFiles:
         except OSError:
             return Unknown(because("proc_unreadable", pid=pid))
         try:
-            return any(self._links_to_gpu(entry, folder) for entry in os.listdir(folder))
+            for entry in os.listdir(folder):
+                if self._links_to_gpu(entry, folder):
+                    return True
+            return False
         except OSError:
             return Unknown(because("proc_unreadable", pid=pid))
         finally:

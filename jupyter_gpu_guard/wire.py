@@ -58,6 +58,7 @@ def status(commands: Commands, user: str, client_id: str | None = None) -> Json:
         "kernels": [kernel_to_wire(commands, watched) for watched in guard.state.watched.values()],
         "terminals": [terminal_to_wire(terminal, guard) for terminal in guard.state.terminals],
         "unattributed": [other_to_wire(other) for other in guard.state.attribution.others],
+        "orphans": [{"pid": process.key.pid, "kernel_id": process.marker} for process in guard.state.orphans],
         "save_requests": commands.open_requests(client_id),
     }
 

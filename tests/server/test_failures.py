@@ -205,7 +205,7 @@ def test_memory_that_is_not_told_is_null_and_hides_no_use(scenes):
 
 @dataclass(frozen=True)
 class Outage:
-    """What every call, or only finding the cards and init, answers for a while."""
+    """What calls answer for a while: all of them, or those about cards, and init when it is tried again."""
 
     name: str
     rules: tuple[tuple[str, int], ...]
@@ -214,9 +214,9 @@ class Outage:
 
 OUTAGES = (
     Outage("reloaded", (("nvml*", 1),), "uninitialized"),
-    Outage("not_loaded_at_init", (("nvmlDeviceGetCount*", 1), ("nvmlInit*", 9)), "driver_not_loaded"),
+    Outage("not_loaded_at_init", (("nvmlDevice*", 1), ("nvmlInit*", 9)), "driver_not_loaded"),
     Outage("upgraded", (("nvml*", 18),), "version_mismatch"),
-    Outage("forbidden_at_init", (("nvmlDeviceGetCount*", 1), ("nvmlInit*", 4)), "no_permission"),
+    Outage("forbidden_at_init", (("nvmlDevice*", 1), ("nvmlInit*", 4)), "no_permission"),
     Outage("cgroup_lost", (("nvml*", 999),), "driver_error"),  # nvidia-docker#1730
 )
 
