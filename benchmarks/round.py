@@ -1,10 +1,10 @@
 """The cost of one round outside the driver, against nvitop listing the same processes in the same run.
 
 A machine with 8 GPUs, 20 kernels and 64 GPU processes. Ours: a whole round (read driver and /proc, attribute, judge
-every kernel, move its life) and the status as JSON. nvitop's: `Device.processes()` of all GPUs and
-`GpuProcess.take_snapshots()`; it judges nothing, so the part of a round that reads and attributes is told as well.
-A round every 5 s means that one in twelve scans all of /proc; the mean of twelve is what counts. CPU time in the
-driver is left out on both sides; the driver's calls are counted by the driver itself.
+every kernel, move its life); where somebody watches, the status as JSON comes on top of it. nvitop's:
+`Device.processes()` of all GPUs and `GpuProcess.take_snapshots()`; it judges nothing, so the part of a round that reads
+and attributes is told as well. A round every 5 s means that one in twelve scans all of /proc; the mean of twelve is
+what counts. CPU time in the driver is left out on both sides; the driver's calls are counted by the driver itself.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ async def figures(machine: Machine, inside: InsideDriver, cycles: int) -> list[F
     devices = nvitop.Device.all()
     ours: list[float] = []
     reading: list[float] = []
+    showing: list[float] = []
     theirs: list[float] = []
 
     async def ask_nvitop() -> None:
@@ -74,33 +75,43 @@ async def figures(machine: Machine, inside: InsideDriver, cycles: int) -> list[F
             began = time.process_time()
             await assembled.guard.round(MINUTE)
             reading.append(1e3 * (adopted[-1] - began) - inside.cpu)
+
+        async def a_minute() -> None:
+            for _ in range(CYCLE):
+                await one_round()
+
+        async def show() -> None:
             json.dumps(status(assembled.commands, "benchmark"))
 
         adopted = moments_of(assembled.guard, "_adopt")
-        works = (one_round, one_round, ask_nvitop, ask_nvitop_for_all)
+        works = (one_round, a_minute, ask_nvitop, ask_nvitop_for_all)
         calls = [await driver_calls(machine, work) for work in works][1:]
         scans = processes.full_scans
         reading.clear()
         for _ in range(cycles):
             ours += [await own(inside, one_round) for _ in range(CYCLE)]
+            showing.append(await own(inside, show))
             theirs += [await own(inside, ask_nvitop) for _ in range(CYCLE)]
         scans = processes.full_scans - scans
         shares = [watched.usage.shares for watched in assembled.guard.state.watched.values()]
         assert len([share for share in shares if share]) == len(machine.kernels)
         await assembled.guard.stop()
     nvitop_cpu, round_cpu, reading_cpu = median(theirs), mean_of_cycles(ours), mean_of_cycles(reading)
+    watched_cpu = round_cpu + median(showing)
     return [
         Figure("nvitop, own CPU", nvitop_cpu, "ms"),
         Figure("round, own CPU, mean of twelve", round_cpu, "ms"),
         Figure("round, own CPU, without full scan", median(sorted(ours)[:-scans]), "ms"),
         Figure("round, own CPU, with full scan", median(sorted(ours)[-scans:]), "ms"),
         Figure("round / nvitop", round_cpu / nvitop_cpu, "", 0.2),
+        Figure("status as JSON, own CPU", median(showing), "ms"),
+        Figure("round and status as JSON / nvitop", watched_cpu / nvitop_cpu, ""),
         Figure("reading and attributing, own CPU, mean of twelve", reading_cpu, "ms"),
         Figure("reading and attributing, without full scan", median(sorted(reading)[:-scans]), "ms"),
         Figure("reading and attributing / nvitop", reading_cpu / nvitop_cpu, "", 0.2),
         Figure("full scans of /proc", scans, "", cycles),
         Figure("rounds", len(ours), ""),
-        Figure("driver calls of a round", calls[0], "", calls[1]),
+        Figure("driver calls of a round, mean of twelve", calls[0] / CYCLE, "", calls[1]),
         Figure("driver calls of nvitop", calls[1], ""),
         Figure("driver calls of nvitop for all that a round reads", calls[2], ""),
     ]

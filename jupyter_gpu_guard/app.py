@@ -63,6 +63,7 @@ class GpuGuardApp(ExtensionApp):
     load_other_extensions = True
     extension_url = "/lab"
     classes = [GpuGuard]  # noqa: RUF012  (traitlets' own way)
+    _built: Assembly | None = None
 
     def initialize_settings(self) -> None:
         """Read the configuration and build everything; nothing is started yet."""
@@ -77,12 +78,15 @@ class GpuGuardApp(ExtensionApp):
         """Register routes and stream, and start the guard as soon as the event loop runs."""
         assert self.serverapp is not None
         built = self._built
+        assert built is not None, "settings come first"
         self.handlers.extend(handlers(built.commands))
         self.handlers.append((r"gpu-guard/api/v1/stream", StreamHandler, {"stream": built.stream}))
         self.serverapp.io_loop.add_callback(built.start)
 
     async def stop_extension(self) -> None:
         """Stop the guard; kernels are still alive at this moment."""
+        if self._built is None:
+            return
         try:
             await asyncio.wait_for(self._built.stop(), STOP_SECONDS)
         except asyncio.TimeoutError:

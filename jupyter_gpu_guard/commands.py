@@ -48,6 +48,7 @@ class Commands:
         self._recovery = recovery
         self.recovery_of = reclaimer.recovery_of
         self._extensions = extensions
+        self.owner = extensions.owner
 
     async def keep(
         self, watched: Watched, span: timedelta, owner: str, note: str

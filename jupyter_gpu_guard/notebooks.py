@@ -34,6 +34,11 @@ __all__ = [
     "parse_documents",
 ]
 
+#: How long a window that has a document open waits for another one that writes the same file, and the share of the
+#: time that all these waits may take.
+TURN_SECONDS = 10.0
+SHARE_FOR_TURNS = 0.5
+
 Outcome = Literal["saved", "clean", "recovered", "failed", "silent"]
 Kind = Literal["saved", "failed", "silent", "nothing_open"]
 Held = tuple[str, str]  # client_id and path: one document in one browser window
@@ -78,6 +83,8 @@ class SaveRequest:
     copies: Mapping[Held, str | None]
     #: The files as they lay on disk when the request was made; None for those that were not there or not readable.
     before: Mapping[str, FileHash | None]
+    #: Seconds that each waits before it writes. Two windows that save one file at once may leave a mixture of both.
+    waits: Mapping[Held, float]
 
     def to_wire(self, client_id: str | None = None) -> dict[str, object]:
         """The request as that client gets it, with its own documents; without one, each document once.
@@ -85,13 +92,18 @@ class SaveRequest:
         `hash` says which hash to answer with: `contents` the one of the contents API, `sha256` that of the file's
         bytes, where the contents manager knows no hashes.
         """
-        copies: dict[str, str | None] = {}
-        for (client, path), copy in self.copies.items():
-            if client_id in (None, client):
-                copies.setdefault(path, copy)
+        mine: dict[str, Held] = {}
+        for held in self.copies:
+            if client_id in (None, held[0]):
+                mine.setdefault(held[1], held)
         documents = [
-            {"path": path, "recovery_path": copy, "hash": self._kind_of_hash(path)}
-            for path, copy in copies.items()
+            {
+                "path": path,
+                "recovery_path": self.copies[held],
+                "hash": self._kind_of_hash(path),
+                "wait_seconds": self.waits[held],
+            }
+            for path, held in mine.items()
         ]
         deadline = self.deadline.isoformat().replace("+00:00", "Z")
         return {
@@ -194,7 +206,8 @@ class Saver:
         before = {path: (await self._on_disk(path))[0] for path in paths}
         expires = self._clock().plus(timeout)
         clients = tuple(dict.fromkeys(client for client, _ in held))
-        request = SaveRequest(nonce, kernel_id, expires.at, paths, clients, copies, before)
+        waits = _turns(held, timeout)
+        request = SaveRequest(nonce, kernel_id, expires.at, paths, clients, copies, before, waits)
         if kernel_id in self._open:
             self._open[kernel_id].end.set()
         self._open[kernel_id] = _Open(request, expires, held)
@@ -345,6 +358,17 @@ class _Open:
         """Whether the window last reported unsaved edits; one that was never heard of before it answered, did not."""
         held = self.held.get((client_id, path))
         return held is not None and held.dirty
+
+
+def _turns(held: Mapping[Held, OpenDocument], timeout: timedelta) -> dict[Held, float]:
+    """When each window may write, in seconds from the request: one after the other for each file, those that reported
+    unsaved edits first. Jupyter's server lets two saves of one file run into each other."""
+    waits: dict[Held, float] = {}
+    for path in {path for _, path in held}:
+        windows = sorted((key for key in held if key[1] == path), key=lambda key: not held[key].dirty)
+        turn = min(TURN_SECONDS, timeout.total_seconds() * SHARE_FOR_TURNS / len(windows))
+        waits.update({key: turn * place for place, key in enumerate(windows)})
+    return waits
 
 
 def _is_hash(said: str | None, found: FileHash | None) -> bool:

@@ -177,29 +177,22 @@ class ProcessReader:
         doesn't help, it is remembered.
         """
         now = self._clock()
+        if self._is_over(now, period):
+            return self._scan(now, period, pids, roots)
         laid: dict[int, Process | None] = {}
-        if not self._is_over(now, period):
-            for pid in {*pids, *roots}:
-                self._read_chain(pid, laid)
-            for process in [laid[pid] for pid in pids if pid in laid]:
-                if process is not None and process.opens_gpu is not True:
-                    opens = self._opens_gpu(process.key, process.uid, process.state)
-                    laid[process.key.pid] = replace(process, opens_gpu=opens)
-        processes: Mapping[int, Process] = _Laid(self._table, laid)
+        for pid in {*pids, *roots}:
+            self._read_chain(pid, laid)
+        for process in [laid[pid] for pid in pids if pid in laid]:
+            if process is not None and process.opens_gpu is not True:
+                opens = self._opens_gpu(process.key, process.uid, process.state)
+                laid[process.key.pid] = replace(process, opens_gpu=opens)
+        processes = _Laid(self._table, laid)
         unmatched = _unmatched(pids, roots, processes)
-        full = self._is_due(now, period, unmatched)
-        if full:
-            self._scan_all(now, period)
-            processes = self._table
-            self._unmatched = _unmatched(pids, roots, processes)
-        else:
-            self._unmatched &= unmatched
-        return self._result(now, processes, full)
-
-    def _is_due(self, now: Instant, period: timedelta, unmatched: frozenset[int]) -> bool:
-        if self._scanned is None or self._is_over(now, period):
-            return True
-        return now.since(self._scanned) >= _RESCAN and bool(unmatched - self._unmatched)
+        recent = self._scanned is not None and now.since(self._scanned) < _RESCAN
+        if unmatched - self._unmatched and not recent:
+            return self._scan(now, period, pids, roots)
+        self._unmatched &= unmatched
+        return self._result(now, processes, full=False)
 
     def _is_over(self, now: Instant, period: timedelta) -> bool:
         if self._scanned is None or now.since(self._scanned) >= period:
@@ -223,6 +216,13 @@ class ProcessReader:
         )
 
     # --- all of them ---
+
+    def _scan(
+        self, now: Instant, period: timedelta, pids: Collection[int], roots: Collection[int]
+    ) -> ProcessScan:
+        self._scan_all(now, period)
+        self._unmatched = _unmatched(pids, roots, self._table)
+        return self._result(now, self._table, full=True)
 
     def _scan_all(self, now: Instant, period: timedelta) -> None:
         table: dict[int, Process] = {}

@@ -148,10 +148,7 @@ class ProcFiles:
         except OSError:
             return Unknown(because("proc_unreadable", pid=pid))
         try:
-            for entry in os.listdir(folder):
-                if self._links_to_gpu(entry, folder):
-                    return True
-            return False
+            return any(self._links_to_gpu(entry, folder) for entry in os.listdir(folder))
         except OSError:
             return Unknown(because("proc_unreadable", pid=pid))
         finally:

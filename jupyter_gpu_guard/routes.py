@@ -138,6 +138,11 @@ class GuardHandler(APIHandler):
             if key not in keys:
                 raise bad(str(key)[:60], f"unknown; expected {', '.join(keys)}")
 
+    def person(self) -> str:
+        """Who asks. With a token alone Jupyter makes a name up for each request: then it is the server's owner."""
+        name = user_of(self)
+        return self.commands.owner if name.startswith("Anonymous ") else name
+
     def watched(self, kernel_id: str) -> Watched:
         """The kernel, or 404."""
         try:
@@ -226,7 +231,7 @@ class KeepAliveHandler(GuardHandler):
         watched, body = self.living(kernel_id), self.body()
         self.only(body, "seconds", "reason")
         span, note = span_of(body.get("seconds")), note_of(body.get("reason", ""))
-        until, left = await self.commands.keep(watched, span, user_of(self), note)
+        until, left = await self.commands.keep(watched, span, self.person(), note)
         self.set_status(201)
         self.finish(json.dumps({"until": iso(until), "remaining_total_seconds": left.total_seconds()}))
 
@@ -250,7 +255,7 @@ class CullHandler(GuardHandler):
         save = body.get("save", True)
         if not isinstance(save, bool):
             raise bad("save", "expected true or false")
-        self.commands.ask(watched, user_of(self), save)
+        self.commands.ask(watched, self.person(), save)
         self.set_status(202)
         self.finish(json.dumps(kernel_to_wire(self.commands, watched)))
 

@@ -7,7 +7,7 @@ observed, awake, monotonic time: the idle clock's own pauses move the first term
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from enum import Enum
 
@@ -41,11 +41,12 @@ class Warning_:
 
 @dataclass(frozen=True, slots=True)
 class Deadline:
-    """The moment, and the rule that put it there."""
+    """The moment, the rule that put it there (`reason`), and what the kernel is ended for (`basis`)."""
 
     at: Instant
     cause: Cause
     reason: Reason
+    basis: Reason
 
 
 def scoped(verdict: Verdict, policy: Policy) -> bool:
@@ -97,11 +98,11 @@ def _idle(verdict: Verdict, policy: Policy, started: Instant, now: Instant) -> D
     if verdict.kind not in (VerdictKind.IDLE, VerdictKind.ACTIVE, VerdictKind.UNKNOWN):
         return None
     timeout, reason = idle_timeout(verdict, policy)
-    due = Deadline(now.plus(timeout - verdict.idle_for), Cause.IDLE, reason)
+    due = Deadline(now.plus(timeout - verdict.idle_for), Cause.IDLE, reason, reason)
     lead = policy.warn_before[0] if policy.warn_before else timedelta(0)
     warm = started.plus(policy.warm_up + lead)
     if warm > due.at:
-        due = Deadline(warm, Cause.IDLE, because("warm_up", seconds=policy.warm_up.total_seconds()))
+        due = replace(due, at=warm, reason=because("warm_up", seconds=policy.warm_up.total_seconds()))
     return due
 
 
@@ -110,7 +111,7 @@ def _stalled(verdict: Verdict, policy: Policy, now: Instant) -> Deadline | None:
         return None
     after = policy.cull_stalled_after
     reason = because("stalled_timeout", seconds=after.total_seconds())
-    return Deadline(now.plus(after - verdict.stalled_for), Cause.STALLED, reason)
+    return Deadline(now.plus(after - verdict.stalled_for), Cause.STALLED, reason, reason)
 
 
 def _max_runtime(verdict: Verdict, policy: Policy, now: Instant) -> Deadline | None:
@@ -118,7 +119,7 @@ def _max_runtime(verdict: Verdict, policy: Policy, now: Instant) -> Deadline | N
     if policy.max_runtime <= timedelta(0) or verdict.held_for <= timedelta(0):
         return None
     reason = because("max_runtime", seconds=policy.max_runtime.total_seconds())
-    return Deadline(now.plus(policy.max_runtime - verdict.held_for), Cause.MAX_RUNTIME, reason)
+    return Deadline(now.plus(policy.max_runtime - verdict.held_for), Cause.MAX_RUNTIME, reason, reason)
 
 
 def _kept(due: Deadline, keep_until: datetime | None, owner: str | None, now: Instant) -> Deadline:
@@ -126,7 +127,7 @@ def _kept(due: Deadline, keep_until: datetime | None, owner: str | None, now: In
         return due
     until = keep_until.strftime("%Y-%m-%dT%H:%M:%SZ")
     reason = because("kept", until=until, owner=owner or "")
-    return Deadline(now.plus(keep_until - now.at), due.cause, reason)
+    return replace(due, at=now.plus(keep_until - now.at), reason=reason)
 
 
 def _warned(
@@ -141,4 +142,4 @@ def _warned(
     if not_before is not None:
         floors.append(not_before)
     latest = max(floors, default=due.at)
-    return due if latest <= due.at else Deadline(latest, due.cause, due.reason)
+    return due if latest <= due.at else replace(due, at=latest)

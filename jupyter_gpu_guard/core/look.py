@@ -170,10 +170,10 @@ def _would(
             return life, actions
         noted, warning = life.noted | {"would_warn"}, Warning_(due.cause, lead, now)
         life = replace(life, noted=noted, shadow=(warning,), idle_since=event.verdict.idle_since)
-        return life, (*actions, Record("would_warn", due.reason))
+        return life, (*actions, Record("would_warn", due.basis))
     if "would_cull" in life.noted or now < due.at or not _evident(due, event.verdict):
         return life, actions
-    return replace(life, noted=life.noted | {"would_cull"}), (*actions, Record("would_cull", due.reason))
+    return replace(life, noted=life.noted | {"would_cull"}), (*actions, Record("would_cull", due.basis))
 
 
 def _evident(due: Deadline, verdict: Verdict) -> bool:
@@ -193,11 +193,11 @@ def _warn_or_save(
     if policy.mode is Mode.WARN:
         if "would_cull" in life.noted:
             return life, actions
-        return replace(life, noted=life.noted | {"would_cull"}), (*actions, Record("would_cull", due.reason))
+        return replace(life, noted=life.noted | {"would_cull"}), (*actions, Record("would_cull", due.basis))
     if not _may_end(life, event.verdict, event.hold):
         return life, actions
-    life, ask = asking(life, now, cause=due.cause, reason=due.reason, not_before=None)
-    return life, (*actions, ask, Record("save_requested", due.reason))
+    life, ask = asking(life, now, cause=due.cause, reason=due.basis, not_before=None)
+    return life, (*actions, ask, Record("save_requested", due.basis))
 
 
 def _warn(
@@ -217,8 +217,8 @@ def _warn(
         Phase.WARNED,
         now,
         cause=due.cause,
-        reason=due.reason,
+        reason=due.basis,
         idle_since=verdict.idle_since,
         warnings=(*kept, *skipped, warning),
     )
-    return life, (*actions, Warn(warning), Record("warned", due.reason))
+    return life, (*actions, Warn(warning), Record("warned", due.basis))

@@ -71,6 +71,8 @@ class _Matcher:
         self._memory = memory
         self._ownership = ownership
         self._family = Family(obs.scan, obs.kernels, obs.terminals)
+        server = obs.scan.processes.get(obs.scan.server_key.pid) if obs.scan.server_key else None
+        self._uid = None if server is None else server.uid
         self._identities: dict[Row, ProcessKey] = {}
         self._foreign_samples = set(memory.foreign_samples)
 
@@ -114,9 +116,7 @@ class _Matcher:
         return Placed(row, self._family.owner(process), process.key)
 
     def _is_ours(self, process: Process) -> bool:
-        scan = self._obs.scan
-        server = scan.processes.get(scan.server_key.pid) if scan.server_key else None
-        return server is None or process.uid == server.uid
+        return self._uid is None or process.uid == self._uid
 
     def _is_it(self, process: Process) -> bool:
         """Whether the local process of that number is the one that the driver means."""

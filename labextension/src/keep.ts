@@ -127,7 +127,7 @@ export class Actions {
   whatIsLost(kernel: IKernel): string {
     return kernel.has_checkpoint
       ? this.t.__('Your checkpoint function runs first; other variables and GPU memory are lost.')
-      : this.t.__('No checkpoint function: variables and GPU memory are lost.');
+      : this.t.__('Variables and GPU memory are lost.');
   }
 
   private async keepFor(kernel: IKernel, seconds: number): Promise<boolean> {

@@ -65,16 +65,24 @@ interface ICells {
   cells?: { source?: PartialJSONValue; outputs?: PartialJSONValue }[];
 }
 
-/** Whether a file holds what the model holds: text exactly, a notebook by the sources and outputs of its cells. */
-export function sameContent(file: unknown, model: Model): boolean {
+/** Whether a file holds what the model holds: text by its lines, a notebook by the sources and outputs of its cells. */
+export function sameContent(file: unknown, model: Model, withOutputs = true): boolean {
   if (typeof file === 'string') {
-    return file === model.toString();
+    return unixLines(file) === unixLines(model.toString());
   }
-  return cells(file as ICells) === cells(model.toJSON() as ICells);
+  return cells(file as ICells, withOutputs) === cells(model.toJSON() as ICells, withOutputs);
 }
 
-function cells(notebook: ICells | null): string {
-  const parts = notebook?.cells?.map(cell => [cell.source ?? '', cell.outputs ?? []]) ?? [];
+/** A model has its own line ends, whatever those of its file are. */
+function unixLines(text: string): string {
+  return text.replace(/\r\n?/g, '\n');
+}
+
+function cells(notebook: ICells | null, withOutputs: boolean): string {
+  const parts = (notebook?.cells ?? []).map(({ source = '', outputs = [] }) => [
+    source,
+    withOutputs ? outputs : []
+  ]);
   return JSON.stringify(parts, joined);
 }
 

@@ -21,7 +21,7 @@ export class SaveResponder {
   private async respond(request: ISaveRequest): Promise<void> {
     const budget = Date.parse(request.deadline) - this.model.now().getTime();
     const open = this.openOn(request.kernel_id);
-    const asked = new Map(request.documents.map(d => [d.path, d.recovery_path]));
+    const asked = new Set(request.documents.map(d => d.path));
     // What was opened a moment ago was not asked for: saved as well, but not answered for.
     const unasked = [...open.keys()].filter(path => !asked.has(path));
     unasked.forEach(path => void this.saveAll(open.get(path) ?? [], null, budget));
@@ -29,11 +29,13 @@ export class SaveResponder {
       return;
     }
     await Promise.all(
-      [...asked].map(async ([path, copy]) => {
+      request.documents.map(async ({ path, recovery_path, wait_seconds = 0 }) => {
         // A document that was given another kernel since is still the one that was asked for.
         const contexts = open.get(path) ?? this.documents.at(path);
-        const places = this.places(request, path, copy);
-        this.tell(request, await this.answer(path, contexts, places, budget));
+        const places = this.places(request, path, recovery_path);
+        const wait = contexts.some(({ model }) => model.dirty) ? wait_seconds * 1000 : 0;
+        await new Promise(resolve => setTimeout(resolve, wait));
+        this.tell(request, await this.answer(path, contexts, places, budget - wait));
       })
     );
   }

@@ -80,10 +80,21 @@ export class Saver {
     await saveAll(context);
     const after = await onDisk(this.contents, context.path);
     const ours = context.contentsModel?.hash;
-    if (after === null || (ours && after.hash !== ours)) {
+    if (after === null || (ours && after.hash !== ours) || !(await this.holdsOurs(context))) {
       throw new Obstacle('the file was changed right after it was saved', 'conflict');
     }
     return { ...blank(path), outcome: 'saved', hash: after.hash };
+  }
+
+  /** When two windows save one file at once, both may be told the hash of a mixture of the two. */
+  private async holdsOurs(context: Context): Promise<boolean> {
+    try {
+      const file = await this.contents.get(context.path, { content: true });
+      // Not the outputs: a server may be set up to leave them out.
+      return file.format === 'base64' || sameContent(file.content, context.model, false);
+    } catch {
+      return false; // so mixed that it is no notebook any more
+    }
   }
 
   /**

@@ -106,7 +106,12 @@ export interface ISaveRequest {
   nonce: string;
   kernel_id: string;
   deadline: string;
-  documents: { path: string; recovery_path: string | null }[];
+  documents: {
+    path: string;
+    recovery_path: string | null;
+    /** Another window may write the file first; by how long. */
+    wait_seconds?: number;
+  }[];
 }
 
 export type SaveOutcome = 'saved' | 'clean' | 'conflict' | 'read_only' | 'deleted' | 'failed';

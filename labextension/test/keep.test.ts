@@ -91,7 +91,7 @@ describe('Actions', () => {
     const first = actions.askAndShutDown(kernel());
     await vi.waitFor(() =>
       expect(document.querySelector('.jp-Dialog-body')?.textContent).toBe(
-        'Saved first: train.ipynb. ' + 'No checkpoint function: variables and GPU memory are lost.'
+        'Saved first: train.ipynb. ' + 'Variables and GPU memory are lost.'
       )
     );
     await press('Cancel');

@@ -50,7 +50,7 @@ describe('Warnings', () => {
     say(warned(900));
     expect(messages()).toEqual([
       `train.ipynb shuts down in 15 min (at ${clock(900)}). It is saved first. ` +
-        'No checkpoint function: variables and GPU memory are lost.'
+        'Variables and GPU memory are lost.'
     ]);
     expect(manager.notifications[0]?.options.autoClose).toBe(false);
     expect(manager.notifications[0]?.type).toBe('warning');

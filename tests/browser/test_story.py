@@ -43,7 +43,7 @@ def test_use_countdown_warning_keep_and_shutdown(start_lab: Callable[..., Lab]) 
     expect(page.words).to_contain_text("shuts down in", timeout=40_000)
     page.shot("2-countdown")
     warning = page.notification("story.ipynb")
-    expect(warning).to_contain_text("Variables and GPU memory are lost", timeout=30_000)
+    expect(warning).to_contain_text("variables and GPU memory are lost", timeout=30_000)
     page.shot("3-warning")
     before = kernel_of(lab, "story.ipynb")["deadline"]
     warning.get_by_role("button", name="Keep", exact=True).click()
@@ -70,10 +70,13 @@ def test_use_countdown_warning_keep_and_shutdown(start_lab: Callable[..., Lab]) 
     )
     stone = lab.server.guard(f"tombstones/{kernel_id}")
     assert stone["reason"]["code"] == "idle_timeout"
-    assert [saved["outcome"] for saved in stone["saved"]] == ["saved"]
+    [saved] = stone["saved"]
+    assert saved["outcome"] in ("saved", "clean"), "JupyterLab saves by itself every two minutes"
     assert stone["memory_released_bytes"] == 4 << 30
     notice.get_by_role("button", name="Details").click()
-    expect(page.page.locator(".jp-Dialog")).to_contain_text("story.ipynb: saved.")
+    expect(page.page.locator(".jp-Dialog")).to_contain_text(
+        re.compile(r"story\.ipynb: (saved|had been saved already)\.")
+    )
     page.shot("6-details")
 
 

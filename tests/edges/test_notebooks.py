@@ -88,6 +88,27 @@ def desk(tmp_path):
 # --- the request --------------------------------------------------------------------------------------------------
 
 
+async def test_windows_with_one_file_write_it_one_after_the_other_the_unsaved_first(desk):
+    documents = [
+        held("clean", "a.ipynb", dirty=False),
+        held("c1", "a.ipynb"),
+        held("c2", "a.ipynb"),
+        held("c2", "b.ipynb"),
+    ]
+
+    async def waits(timeout):
+        request = await desk.ask(*documents, timeout=timeout)
+        return {
+            (client, d["path"][0]): d["wait_seconds"]
+            for client in ("c1", "c2", "clean")
+            for d in request.to_wire(client)["documents"]
+        }
+
+    known = {("c1", "a"): 0, ("c2", "a"): 10, ("clean", "a"): 20, ("c2", "b"): 0}
+    assert await waits(timedelta(seconds=60)) == known
+    assert (await waits(timedelta(seconds=12)))["clean", "a"] == 4, "the last one has time left to save"
+
+
 async def test_only_windows_that_hold_a_document_of_this_kernel_are_asked(desk):
     request = await desk.ask(
         held("c1", "a.ipynb"),

@@ -112,7 +112,7 @@ def test_once_it_answers_the_idle_kernel_is_ended_and_the_working_one_lives_unti
     scene = scenes["hang"].result()
     assert scene["tombstone"]["cause"] == "idle"
     assert moment(scene["tombstone"]["warnings"][0]["at"]) >= scene["released"]
-    assert scene["still"]["reason"]["code"] in ("gpu_in_use", "executed")
+    assert scene["still"]["warnings"] == []
     assert moment(scene["second"]["ended_at"]) > moment(scene["tombstone"]["ended_at"])
 
 

@@ -116,7 +116,7 @@ def run(sources: Path, report: Path, mode: str, part: str) -> Run:
         env={**os.environ, "PYTHONPATH": str(ROOT), "GUARD_MODE": mode, "GUARD_REPORT": str(report)},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=280,
         check=False,
     )
     rows = report.read_text().splitlines() if report.exists() else []
@@ -136,6 +136,7 @@ def runs(
     }
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mode", ["observe", "enforce"])
 def test_jupyters_own_tests_pass_and_each_of_their_kernels_was_watched(
     runs: dict[tuple[str, str], Future[Run]], mode: str
@@ -149,7 +150,9 @@ def test_jupyters_own_tests_pass_and_each_of_their_kernels_was_watched(
     assert {"test_cull_idle", "test_cull_connected", "test_cull_idle_disable", "test_cull_dead"} <= names
     for row in rows:
         assert row["mode"] == mode
-        assert row["rounds"] >= 1
         assert len(row["started"]) == 1
-        # The one kernel that never comes to life has nothing to say.
-        assert row["heard"] == ([] if row["test"].startswith("test_cull_dead") else row["started"]), row
+        if row["test"].startswith("test_cull_dead"):  # this one never comes to life, and is gone at once
+            assert row["heard"] == []
+        else:
+            assert row["heard"] == row["started"], row
+            assert row["rounds"] >= 1
