@@ -49,7 +49,9 @@ def play(server: LiveServer, folder: Path) -> Scene:
     ]
     post(server, "clients/window", {"documents": documents}, 204)
     post(server, f"kernels/{kernel_id}/cull", {"save": True}, 202)
-    (asked,) = server.until(lambda: server.guard("status?client_id=window")["save_requests"], 10, "no request")
+    (asked,) = server.until(
+        lambda: server.guard("status?client_id=window")["save_requests"], 10, "no request"
+    )
     contents = {"work.ipynb": edited(server), "tool ä.py": TEXT}
     copies, said = {}, []
     for path, content in contents.items():
@@ -88,7 +90,9 @@ def test_the_window_is_told_that_there_is_no_place_to_write_to(scene: Scene) -> 
 
 
 def test_what_was_handed_over_counts_as_recovered(scene: Scene) -> None:
-    saved = {d["path"]: (d["outcome"], d["recovery_path"], d["recovery_id"]) for d in scene.tombstone["saved"]}
+    saved = {
+        d["path"]: (d["outcome"], d["recovery_path"], d["recovery_id"]) for d in scene.tombstone["saved"]
+    }
     assert saved == {
         path: ("recovered", None, recovery_id) for path, (_, recovery_id) in scene.copies.items()
     }
