@@ -51,8 +51,14 @@ class Steps:
         """Run it beside the rounds. Kept until it ends: the loop alone wouldn't hold it."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._ended)
         return task
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._log.error("gpu_guard: a step failed", exc_info=error)
 
     def advance(self, watched: Watched, event: lifecycle.Event) -> None:
         """Move a life, do what it asks for, then tell."""

@@ -43,7 +43,7 @@ def test_use_countdown_warning_keep_and_shutdown(start_lab: Callable[..., Lab]) 
     expect(page.words).to_contain_text("shuts down in", timeout=40_000)
     page.shot("2-countdown")
     warning = page.notification("story.ipynb")
-    expect(warning).to_contain_text("variables and GPU memory are lost", timeout=30_000)
+    expect(warning).to_contain_text("ariables and GPU memory are lost", timeout=30_000)
     page.shot("3-warning")
     before = kernel_of(lab, "story.ipynb")["deadline"]
     warning.get_by_role("button", name="Keep", exact=True).click()

@@ -17,7 +17,9 @@ LOG = logging.getLogger("test_labels")
 
 def write(root: Path, name: str, mine: object) -> None:
     metadata = {} if mine is None else {"gpu_guard": mine}
-    (root / name).write_text(json.dumps({"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}))
+    (root / name).write_text(
+        json.dumps({"cells": [], "metadata": metadata, "nbformat": 4, "nbformat_minor": 5})
+    )
 
 
 def labels(root: Path) -> Labels:

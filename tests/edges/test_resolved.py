@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +11,7 @@ from jupyter_gpu_guard.core.model import Instant
 from jupyter_gpu_guard.core.policy import KernelFacts, parse_layers, resolve
 from jupyter_gpu_guard.resolved import Resolved
 
-NOON = datetime(2026, 3, 2, 12, 0, tzinfo=timezone.utc)
+NOON = datetime(2026, 3, 2, 12, 0, tzinfo=UTC)
 START = Instant(1000.0, NOON)
 
 
@@ -25,7 +25,12 @@ def layers(timeout: str):
                 "idle_timeout": "3h",
                 "expires": "2026-03-02T12:00:30Z",
             },
-            {"name": "night", "match": {"gpu": ["*"]}, "idle_timeout": "2h", "expires": "2026-03-02T12:05:00Z"},
+            {
+                "name": "night",
+                "match": {"gpu": ["*"]},
+                "idle_timeout": "2h",
+                "expires": "2026-03-02T12:05:00Z",
+            },
         ],
     )
 
