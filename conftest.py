@@ -12,11 +12,38 @@ import pytest
 
 NO_BROWSER = "no Chromium: install it, or set CHROMIUM=/path/to/chromium"
 
-unexplained = pytest.StashKey[list[str]]()
+
+class SkipsWithoutReason:
+    """Fails a run in which something was skipped and nobody said why. Looks at the reports, so that it sees those of
+    other processes too."""
+
+    def __init__(self) -> None:
+        self.found: list[str] = []
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.skipped and not hasattr(report, "wasxfail"):
+            self._look_at(report)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.skipped:
+            self._look_at(report)
+
+    def _look_at(self, report: pytest.TestReport | pytest.CollectReport) -> None:
+        if not _reason(report.longrepr) and report.nodeid not in self.found:
+            self.found.append(report.nodeid)
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+        if self.found and session.exitstatus in passing:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        for test in self.found:
+            terminalreporter.write_line(f"FAILED {test}: skipped without a reason", red=True)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.stash[unexplained] = []
+    config.pluginmanager.register(SkipsWithoutReason())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -25,33 +52,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("browser"):
             item.add_marker(pytest.mark.skip(reason=NO_BROWSER))
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item):
-    report = yield
-    if report.skipped and not hasattr(report, "wasxfail") and not _reason(report.longrepr):
-        item.config.stash[unexplained].append(report.nodeid)
-    return report
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector):
-    report = yield
-    if report.skipped and not _reason(report.longrepr):
-        collector.config.stash[unexplained].append(report.nodeid)
-    return report
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    passing = (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
-    if session.config.stash[unexplained] and session.exitstatus in passing:
-        session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for test in config.stash[unexplained]:
-        terminalreporter.write_line(f"FAILED {test}: skipped without a reason", red=True)
 
 
 def _reason(longrepr: object) -> str:

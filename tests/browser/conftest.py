@@ -23,9 +23,12 @@ FLAGS = [
     "--disable-sync",
     "--disable-dev-shm-usage",
 ]
-#: No pop-ups over what the tests look at.
 CONFIG = "c.LabApp.news_url = None\n"
-SETTINGS = '{"@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false}}'
+#: No pop-ups over what the tests look at, and no autosave: what is on disk in the end was saved by the guard.
+SETTINGS = """{
+  "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": false},
+  "@jupyterlab/docmanager-extension:plugin": {"autosave": false}
+}"""
 
 
 @pytest.fixture(autouse=True)

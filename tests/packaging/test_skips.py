@@ -35,6 +35,12 @@ def run_pytest(tmp_path):
     return run
 
 
+def test_a_skip_without_a_reason_fails_a_run_in_several_processes_too(run_pytest):
+    code, said = run_pytest("def test_it(): pytest.skip()", PYTEST_ADDOPTS="-n 2")
+    assert "skipped without a reason" in said
+    assert code == pytest.ExitCode.TESTS_FAILED
+
+
 @pytest.mark.parametrize(
     "source",
     [
