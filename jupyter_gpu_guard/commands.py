@@ -63,7 +63,7 @@ class Commands:
         if not self.guard.keep(watched, until, owner, note):
             by_policy = watched.life.cause is Cause.MAX_RUNTIME and not watched.life.ending
             raise TooLate(because("not_extendable" if by_policy else "shutting_down"))
-        return until, left
+        return watched.life.keep_until or until, left
 
     def end_keep(self, watched: Watched) -> None:
         """Take an extension back."""

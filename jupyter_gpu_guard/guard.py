@@ -127,6 +127,10 @@ class Guard:
                 self.log.warning("gpu_guard: %d shutdowns were cut short when the server stopped", closed)
         except HistoryError:
             pass  # the recorder has said so, and holds the culling
+        general = self.general_policy
+        timeout = general.idle_timeout.total_seconds()
+        source = general.sources["mode"]
+        self.log.info("gpu_guard: mode %s (%s), idle_timeout %.0f s", general.mode.value, source, timeout)
         self._tell_of_vain_entries()
         self.watch.changed = self._kernel_changed
         self._looping = asyncio.get_running_loop().create_task(self._loop())
@@ -338,7 +342,7 @@ class Guard:
         if watched.life.phase is Phase.CULLED:
             return False
         self.steps.advance(watched, lifecycle.Kept(until, owner, note))
-        return watched.life.keep_until == until
+        return watched.life.keep_until is not None and watched.life.keep_until >= until
 
     def end_keep(self, watched: Watched) -> None:
         """Take an extension back."""

@@ -181,8 +181,14 @@ def _touched(life: Life, event: Touched, policy: Policy, now: Instant) -> Step:
 def _kept(life: Life, event: Kept, policy: Policy, now: Instant) -> Step:
     if holds_out(life, by_execution=True):
         return life, ()
-    life = replace(life, keep_until=event.until, keep_owner=event.owner)
-    reason = because("kept", until=iso(event.until), owner=event.owner, note=event.note)
+    until, owner = event.until, event.owner
+    if life.keep_until is not None and life.keep_until > until:
+        until, owner = (
+            life.keep_until,
+            life.keep_owner or owner,
+        )  # keeping longer is never taken back by keeping
+    life = replace(life, keep_until=until, keep_owner=owner)
+    reason = because("kept", until=iso(until), owner=owner, note=event.note)
     record = Record("keep_alive", reason)
     if life.phase in (Phase.ACTIVE, Phase.IDLE):
         return life, (record,)

@@ -66,10 +66,10 @@ TEXTS: Mapping[str, str] = {
     "damaged_value": "the driver returned an impossible value ({call})",
     "simulation_unreadable": "the folder of the simulated GPUs cannot be read: {error}",
     # what decides the deadline, or holds it back
-    "idle_timeout": "unused for longer than idle_timeout ({seconds:.0f} s)",
+    "idle_timeout": "kernels that are unused for {seconds:.0f} s are shut down (idle_timeout)",
     "after_run": "after a run of {run_seconds:.0f} s it may rest for {seconds:.0f} s",
-    "max_runtime": "held a GPU for longer than max_runtime ({seconds:.0f} s)",
-    "stalled_timeout": "stuck for longer than cull_stalled_after ({seconds:.0f} s)",
+    "max_runtime": "kernels that hold a GPU for {seconds:.0f} s are shut down (max_runtime)",
+    "stalled_timeout": "kernels that are stuck for {seconds:.0f} s are shut down (cull_stalled_after)",
     "warm_up": "the kernel is younger than warm_up ({seconds:.0f} s)",
     "kept": "kept until {until} by {owner}",
     "asked_by_user": "{owner} asked for it",

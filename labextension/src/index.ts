@@ -83,7 +83,9 @@ const reporting: JupyterFrontEndPlugin<void> = {
   autoStart: true,
   requires: [IGpuGuard],
   activate: (_: JupyterFrontEnd, guard: IGpuGuard) => {
-    const reporter = new Reporter(guard.api, guard.clientId, guard.documents);
+    const reporter = new Reporter(guard.api, guard.clientId, guard.documents, id =>
+      guard.model.kernel(id)
+    );
     let before = guard.model.connection;
     guard.model.changed.connect(() => {
       const now = guard.model.connection;

@@ -2,13 +2,13 @@
  * Tells the server which documents are open here, which are unsaved, and that somebody is at one.
  *
  * A report follows a change of documents (settled for two seconds, at most every five) or an input (at once, at most
- * every minute). Nothing is reported because time passes: a page that nobody touches must not look like somebody.
+ * every minute, sooner while a warning stands). Nothing is reported because time passes: a page that nobody touches must not look like somebody.
  */
 
 import type { IDisposable } from '@lumino/disposable';
 import type { Api } from './api';
 import type { IDocuments } from './documents';
-import type { IReport } from './wire';
+import type { IKernel, IReport } from './wire';
 
 const SETTLE_MS = 2_000;
 const BETWEEN_CHANGES_MS = 5_000;
@@ -28,6 +28,8 @@ export class Reporter implements IDisposable {
     private readonly api: Pick<Api, 'report' | 'leave'>,
     private readonly clientId: string,
     private readonly documents: IDocuments,
+    /** A kernel as the server last told of it. */
+    private readonly kernel: (id: string) => IKernel | null = () => null,
     private readonly clock: () => number = Date.now
   ) {
     documents.changed.connect(this.onChange, this);
@@ -70,11 +72,23 @@ export class Reporter implements IDisposable {
   private readonly onInput = (): void => {
     this.lastInput = this.clock();
     const known = this.reportedInput;
-    const due = known === null || this.lastInput - known >= BETWEEN_INPUTS_MS;
-    if (due && this.focusedKernel() !== null) {
+    const focused = this.focusedKernel();
+    if (focused !== null && (known === null || this.lastInput - known >= this.between(focused))) {
       this.send();
     }
   };
+
+  /** Once a minute is often enough, but not where a minute decides: a warning, or a short timeout. */
+  private between(kernelId: string): number {
+    const kernel = this.kernel(kernelId);
+    if (!kernel) {
+      return BETWEEN_INPUTS_MS;
+    }
+    const timeout = kernel.policy.idle_timeout_seconds * 1000;
+    const share = timeout > 0 ? timeout / 20 : BETWEEN_INPUTS_MS;
+    const most = kernel.state === 'warned' ? SETTLE_MS : BETWEEN_INPUTS_MS;
+    return Math.max(1_000, Math.min(most, share));
+  }
 
   private readonly onFocus = (): void => this.onChange();
 

@@ -12,7 +12,7 @@ import type { IDocuments } from './documents';
 import { type Actions, nameOf } from './keep';
 import type { GuardModel } from './model';
 import type { IKernel, IWarning } from './wire';
-import { full } from './words';
+import { still } from './words';
 
 type Manager = Pick<NotificationManager, 'notify' | 'update' | 'dismiss' | 'has'>;
 
@@ -88,7 +88,7 @@ export class Warnings {
   private text(kernel: IKernel): string {
     const now = this.model.now();
     const name = shortened(nameOf(kernel));
-    const words = full(countdown(kernel, now), this.t, now);
+    const words = still(countdown(kernel, now), this.t, now);
     const parts = [words.endsWith('?') ? `${name}: ${words}` : this.t.__('%1 %2.', name, words)];
     if (kernel.mode === 'enforce') {
       parts.push(this.saved(kernel), this.actions.whatIsLost(kernel));

@@ -271,6 +271,18 @@ export function brief(said: ICountdown, t: TranslationBundle, now: Date): string
   }
 }
 
+/** For a text that stays as it is: "shuts down at 14:05 CET", with no time that would have to tick. */
+export function still(said: ICountdown, t: TranslationBundle, now: Date): string {
+  const { at } = said.params;
+  if (!at || (said.key !== 'shuts_down' && said.key !== 'would_shut_down')) {
+    return full(said, t, now);
+  }
+  const time = amounts.clock(at, now);
+  return said.key === 'shuts_down'
+    ? t.__('shuts down at %1', time)
+    : t.__('would be shut down at %1 (only warning)', time);
+}
+
 /** The same with the moment it speaks of: "shuts down in 47 min (at 14:05 CET)". */
 export function full(said: ICountdown, t: TranslationBundle, now: Date): string {
   const words = brief(said, t, now);

@@ -2,7 +2,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { newClientId, Reporter } from '../src/reporter';
 import type { IReport } from '../src/wire';
 import { Disk, OpenDocument } from './disk';
-import { OpenDocuments } from './samples';
+import { kernel, OpenDocuments } from './samples';
 
 let documents: OpenDocuments;
 let reports: IReport[];
@@ -124,6 +124,25 @@ describe('Reporter', () => {
     await pass(1_000);
     input();
     expect(reports).toHaveLength(2);
+  });
+
+  it('reports inputs sooner while a warning stands', async () => {
+    const state = { ...kernel(), state: 'warned' as const };
+    const other = new Reporter(
+      { report: async (_, report) => void reports.push(report), leave: async () => undefined },
+      'other',
+      documents,
+      () => state
+    );
+    reporter.dispose();
+    input();
+    await pass(1_000);
+    input();
+    expect(reports).toHaveLength(1);
+    await pass(1_000);
+    input();
+    expect(reports).toHaveLength(2);
+    other.dispose();
   });
 
   it('reports the first input even right after a change', async () => {

@@ -49,7 +49,7 @@ describe('Warnings', () => {
   it('says what happens, when, what is saved and what is lost', () => {
     say(warned(900));
     expect(messages()).toEqual([
-      `train.ipynb shuts down in 15 min (at ${clock(900)}). It is saved first. ` +
+      `train.ipynb shuts down at ${clock(900)}. It is saved first. ` +
         'Variables and GPU memory are lost.'
     ]);
     expect(manager.notifications[0]?.options.autoClose).toBe(false);
@@ -60,7 +60,7 @@ describe('Warnings', () => {
     const unsaved = { path: 'work/other.ipynb', dirty: true, client_id: 'me' };
     const notebooks = ['work/a-notebook-with-a-very-long-name.ipynb'];
     say(warned(900, { notebooks, documents: [unsaved] }));
-    expect(messages()[0]).toContain('a-notebook…ng-name.ipynb shuts down in 15 min');
+    expect(messages()[0]).toContain('a-notebook…ng-name.ipynb shuts down at ');
     expect(messages()[0]).toContain('2 documents are saved first.');
   });
 
@@ -70,7 +70,7 @@ describe('Warnings', () => {
     say(warned(300));
     expect(manager.count).toBe(1);
     expect(manager.notifications[0]?.id).toBe(id);
-    expect(messages()[0]).toContain('shuts down in 5 min');
+    expect(messages()[0]).toContain(`shuts down at ${clock(300)}`);
   });
 
   it('has one for each kernel', () => {
@@ -129,7 +129,7 @@ describe('Warnings', () => {
 
   it('does not promise in "warn" what only "enforce" does', () => {
     say(warned(900, { mode: 'warn', deadline: null, would_act: later(900) }));
-    expect(messages()).toEqual(['train.ipynb unused for 1 h 15 min (only warning).']);
+    expect(messages()).toEqual([`train.ipynb would be shut down at ${clock(900)} (only warning).`]);
   });
 
   it('keeps for the idle timeout and leaves the notification to the server', async () => {

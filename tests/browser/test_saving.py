@@ -157,7 +157,7 @@ def test_a_person_shuts_down_from_the_warning(start_lab: Callable[..., Lab]) -> 
     page = lab.open("nb.ipynb")
     kernel_id = hold_gpu(lab, page, "nb.ipynb")
     page.edit_cell(1, "\n# edited")
-    warning = page.notification("nb.ipynb shuts down in")
+    warning = page.notification("nb.ipynb shuts down at")
     expect(warning).to_contain_text("It is saved first", timeout=60_000)
     warning.get_by_role("button", name="Shut down now").click()
     page.page.locator(".jp-Dialog").get_by_role("button", name="Save and shut down").click()

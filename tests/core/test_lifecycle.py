@@ -249,6 +249,14 @@ def test_keeping_moves_the_deadline_and_the_warnings_come_again() -> None:
     assert run.life.phase is Phase.SAVING
 
 
+def test_keeping_never_shortens_what_was_kept_longer() -> None:
+    run = Run()
+    run.feed(lc.Kept(at(5000).at, "ada"))
+    run.feed(lc.Kept(at(100).at, "bob"))
+    assert run.life.keep_until == at(5000).at
+    assert run.life.keep_owner == "ada"
+
+
 def test_keeping_ends_a_save_under_way() -> None:
     run = Run().saving()
     run.feed(lc.Kept(at(400).at, "ada"))
