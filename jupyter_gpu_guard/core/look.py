@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import timedelta
 
-from .deadline import Cause, Deadline, Warning_, next_deadline, scoped
+from .activity import iso
+from .deadline import Cause, Deadline, Warning_, idle_timeout, next_deadline, scoped
 from .life import (
     Action,
     EndKernel,
@@ -26,7 +27,7 @@ from .life import (
 )
 from .model import Instant, Verdict, VerdictKind
 from .policy import Mode, Policy
-from .reasons import Reason
+from .reasons import Reason, because
 
 #: A cull needs so many good samples since idle_since.
 MIN_SAMPLES = 3
@@ -43,7 +44,7 @@ def judged(life: Life, event: Judged, policy: Policy, now: Instant) -> Step:
     life = _of_this_mode(life, policy, now)
     if over(life, verdict, policy):
         idle = verdict.kind is VerdictKind.IDLE and life.phase is not Phase.FAILED
-        return cancelled(life, Phase.IDLE if idle else Phase.ACTIVE, now, verdict.reason)
+        return cancelled(life, Phase.IDLE if idle else Phase.ACTIVE, now, _why_over(life, verdict))
     if life.phase is Phase.SAVING:
         return _after_save(life, event, now)
     if life.phase is Phase.FAILED:
@@ -75,13 +76,22 @@ def over(life: Life, verdict: Verdict, policy: Policy) -> bool:
         return True
     if life.cause is Cause.STALLED:
         return verdict.kind is VerdictKind.IDLE
-    return _afresh(life, verdict)
+    # What was learnt late (an input told of only now) moves the clock; long enough even so, nothing is over.
+    return _afresh(life, verdict) and verdict.idle_for < idle_timeout(verdict, policy)[0]
+
+
+def _why_over(life: Life, verdict: Verdict) -> Reason:
+    if verdict.kind is VerdictKind.IDLE and verdict.idle_since is not None and _afresh(life, verdict):
+        return because("counted_anew", since=iso(verdict.idle_since))
+    return verdict.reason
 
 
 def _of_this_mode(life: Life, policy: Policy, now: Instant) -> Life:
     """People were told what the mode does. A stricter one begins with its first lead: what was said before, or to
     nobody, is no warning of it."""
     before = life.mode
+    if before is policy.mode:
+        return life
     life = replace(life, mode=policy.mode)
     if before is None or _STRICTNESS[policy.mode] <= _STRICTNESS[before]:
         return life

@@ -86,6 +86,7 @@ TEXTS: Mapping[str, str] = {
     "survivors": "{count} processes outlived the shutdown",
     "memory_not_released": "{bytes} bytes of GPU memory are still held",
     "shutdown_failed": "the shutdown failed: {error}",
+    "counted_anew": "it was in use later than was known, or the readings had a hole: counted anew from {since}",
     "restarted": "the kernel was restarted",
     "server_restarted": "the server stopped while this was under way",
     # mistakes of a caller

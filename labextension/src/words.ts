@@ -193,6 +193,11 @@ const ACTING: Record<string, Sentence> = {
     ),
   memory_not_released: p => p.t.__('%1 of GPU memory are still held.', p.size('bytes')),
   shutdown_failed: p => p.t.__('The shutdown failed: %1', p.plain('error')),
+  counted_anew: p =>
+    p.t.__(
+      'It was in use later than was known, or the readings had a hole: counted anew from %1.',
+      p.time('since')
+    ),
   restarted: p => p.t.__('The kernel was restarted.'),
   server_restarted: p => p.t.__('The server stopped while this was under way.')
 };

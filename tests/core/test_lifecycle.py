@@ -196,6 +196,20 @@ def test_an_idle_clock_that_started_afresh_voids_the_warnings() -> None:
     assert run.life.warnings == ()
 
 
+def test_an_old_input_that_is_told_of_late_ends_nothing_if_it_is_long_ago_even_so() -> None:
+    run = Run().saving()
+    run.feed(lc.Saved("saved"))
+    run.feed(lc.Judged(verdict(idle=101, idle_since=at(4).at)), 105)
+    assert run.life.phase is Phase.CULLING
+
+
+def test_one_that_is_not_so_long_ago_counts_anew() -> None:
+    run = Run().saving()
+    run.feed(lc.Judged(verdict(idle=60, idle_since=at(45).at)), 105)
+    assert run.life.phase is Phase.IDLE
+    assert [a.reason.code for a in run.did(lc.Record) if a.action == "cull_cancelled"] == ["counted_anew"]
+
+
 def test_a_deadline_that_is_past_at_first_sight_still_gives_the_full_first_lead() -> None:
     run = Run()
     run.feed(lc.Judged(verdict(idle=5000)), 5000)

@@ -118,10 +118,13 @@ def test_each_metric_is_there_with_its_type_and_labels(server: GpuServer, kernel
 def test_the_values_are_those_of_the_status(server: GpuServer, kernel_id: str) -> None:
     server.until(lambda: server.guard()["gpus"], 10, "no GPU")
     first, second = (g["uuid"] for g in server.guard()["gpus"])
+    # A card's memory is read less often than its use.
+    server.until(
+        lambda: scrape(server)("gpu_memory_used_bytes", uuid=first) == 3 * GIB, 20, "no memory is used"
+    )
     found = scrape(server)
     assert found("gpu_utilization_ratio", uuid=first) == 0.5
     assert found("gpu_utilization_ratio", uuid=second) == 0.0
-    assert found("gpu_memory_used_bytes", uuid=first) == 3 * GIB
     assert found("gpu_power_watts", uuid=first) == 90.0
     assert found("kernel_gpu_memory_bytes", kernel_id=kernel_id, uuid=first) == 3 * GIB
     assert found("kernel_sm_ratio", kernel_id=kernel_id, uuid=first) == 0.5
