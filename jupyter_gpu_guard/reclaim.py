@@ -13,7 +13,7 @@ import asyncio
 import functools
 import os
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from logging import Logger
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,7 @@ class Reclaimer:
         try:
             if request.clients:
                 self.on_request(request)
-            outcome = await self._saver.wait(request.nonce)
+            outcome = _with_earlier(self._outcomes.get(kernel_id), await self._saver.wait(request.nonce))
         finally:
             self._saver.close(request.nonce)
         self._outcomes[kernel_id] = outcome
@@ -319,6 +319,20 @@ class Reclaimer:
             await self._recorder.ask(close)
             closed += 1
         return closed
+
+
+def _with_earlier(before: SaveOutcome | None, after: SaveOutcome) -> SaveOutcome:
+    """What the guard had saved a moment ago, for the same shutdown, is found clean now: it was saved all the same."""
+    saved = {
+        (d.client_id, d.path) for d in (() if before is None else before.documents) if d.outcome == "saved"
+    }
+    return replace(
+        after,
+        documents=tuple(
+            replace(d, outcome="saved") if d.outcome == "clean" and (d.client_id, d.path) in saved else d
+            for d in after.documents
+        ),
+    )
 
 
 def _held_by(sample: Sample, cards: Collection[str], pids: Collection[int]) -> int | None:

@@ -46,9 +46,9 @@ def judged(life: Life, event: Judged, policy: Policy, now: Instant) -> Step:
         idle = verdict.kind is VerdictKind.IDLE and life.phase is not Phase.FAILED
         return cancelled(life, Phase.IDLE if idle else Phase.ACTIVE, now, _why_over(life, verdict))
     if life.phase is Phase.SAVING:
-        return _after_save(life, event, now)
+        return _after_save(life, event, policy, now)
     if life.phase is Phase.FAILED:
-        return _retry(life, event, now)
+        return _retry(life, event, policy, now)
     return _quiet_or_warned(life, event, policy, now)
 
 
@@ -56,7 +56,7 @@ def looked(life: Life, event: Looked, policy: Policy, now: Instant) -> Step:
     """The last look: what was decided goes on only if it still holds now."""
     if over(life, event.verdict, policy):
         return cancelled(life, Phase.ACTIVE, now, event.verdict.reason)
-    if life.cause is not Cause.USER and not _may_end(life, event.verdict, event.hold):
+    if life.cause is not Cause.USER and not _may_end(life, event.verdict, policy, event.hold):
         return moved(life, Phase.WARNED, now, saved=False), ()
     return replace(life, ending=True), (EndKernel(),)
 
@@ -76,8 +76,16 @@ def over(life: Life, verdict: Verdict, policy: Policy) -> bool:
         return True
     if life.cause is Cause.STALLED:
         return verdict.kind is VerdictKind.IDLE
-    # What was learnt late (an input told of only now) moves the clock; long enough even so, nothing is over.
-    return _afresh(life, verdict) and verdict.idle_for < idle_timeout(verdict, policy)[0]
+    if not _afresh(life, verdict) or _before_the_warning(life, verdict):
+        return False
+    return verdict.idle_for < idle_timeout(verdict, policy)[0]
+
+
+def _before_the_warning(life: Life, verdict: Verdict) -> bool:
+    """An input from before the warning that was told of only now (a page tells of its last one when it saves). It moves
+    the deadline by a little, and the warning, given after it, holds."""
+    given = [w.given.at for w in life.warnings if w.cause is Cause.IDLE and w.given is not None]
+    return bool(given) and verdict.idle_since is not None and verdict.idle_since < min(given)
 
 
 def _why_over(life: Life, verdict: Verdict) -> Reason:
@@ -105,31 +113,34 @@ def _afresh(life: Life, verdict: Verdict) -> bool:
     return since is not None and before is not None and since > before
 
 
-def _may_end(life: Life, verdict: Verdict, hold: Reason | None) -> bool:
-    """Unknown is never idle; maximum runtime alone runs on without a verdict. Nothing is ended while it is held."""
+def _may_end(life: Life, verdict: Verdict, policy: Policy, hold: Reason | None) -> bool:
+    """Unknown is never idle; maximum runtime alone runs on without a verdict. Nothing is ended while it is held, nor
+    before its timeout is over by what is known now."""
     if hold is not None:
         return False
     if life.cause is Cause.MAX_RUNTIME:
         return True
+    if life.cause is Cause.IDLE and verdict.idle_for < idle_timeout(verdict, policy)[0]:
+        return False
     wanted = VerdictKind.STALLED if life.cause is Cause.STALLED else VerdictKind.IDLE
     return verdict.kind is wanted and verdict.good_samples >= MIN_SAMPLES
 
 
-def _after_save(life: Life, event: Judged, now: Instant) -> Step:
+def _after_save(life: Life, event: Judged, policy: Policy, now: Instant) -> Step:
     """Saving is under way, or done: the look after it decides."""
     if not life.saved:
         return life, ()
-    if life.cause is not Cause.USER and not _may_end(life, event.verdict, event.hold):
+    if life.cause is not Cause.USER and not _may_end(life, event.verdict, policy, event.hold):
         return moved(
             life, Phase.WARNED, now, saved=False
         ), ()  # what was saved gets old: it is saved again in time
     return moved(life, Phase.CULLING, now, ending=False), (LookAgain(),)
 
 
-def _retry(life: Life, event: Judged, now: Instant) -> Step:
+def _retry(life: Life, event: Judged, policy: Policy, now: Instant) -> Step:
     """After a failed shutdown: not before its time, and saved anew, for its user has gone on."""
     waiting = life.not_before is not None and now < life.not_before
-    allowed = life.cause is Cause.USER or _may_end(life, event.verdict, event.hold)
+    allowed = life.cause is Cause.USER or _may_end(life, event.verdict, policy, event.hold)
     if waiting or not allowed or life.reason is None:
         return life, ()
     life, ask = asking(life, now, not_before=None)
@@ -204,7 +215,7 @@ def _warn_or_save(
         if "would_cull" in life.noted:
             return life, actions
         return replace(life, noted=life.noted | {"would_cull"}), (*actions, Record("would_cull", due.basis))
-    if not _may_end(life, event.verdict, event.hold):
+    if not _may_end(life, event.verdict, policy, event.hold):
         return life, actions
     life, ask = asking(life, now, cause=due.cause, reason=due.basis, not_before=None)
     return life, (*actions, ask, Record("save_requested", due.basis))

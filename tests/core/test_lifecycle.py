@@ -203,9 +203,23 @@ def test_an_old_input_that_is_told_of_late_ends_nothing_if_it_is_long_ago_even_s
     assert run.life.phase is Phase.CULLING
 
 
-def test_one_that_is_not_so_long_ago_counts_anew() -> None:
+def test_one_from_before_the_warning_moves_the_deadline_and_no_more() -> None:
     run = Run().saving()
+    warnings = run.life.warnings
+    run.feed(lc.Saved("saved"))
     run.feed(lc.Judged(verdict(idle=60, idle_since=at(45).at)), 105)
+    assert run.life.phase is Phase.WARNED
+    assert run.life.warnings == warnings
+    run.feed(lc.Judged(verdict(idle=95, idle_since=at(45).at)), 140)
+    assert run.life.phase is Phase.WARNED, "not before its timeout is over by what is known now"
+    run.feed(lc.Judged(verdict(idle=101, idle_since=at(45).at)), 146)
+    assert run.life.phase is Phase.SAVING
+    assert not run.did(lc.EndKernel)
+
+
+def test_one_from_after_the_warning_counts_anew() -> None:
+    run = Run().saving()
+    run.feed(lc.Judged(verdict(idle=35, idle_since=at(70).at)), 105)
     assert run.life.phase is Phase.IDLE
     assert [a.reason.code for a in run.did(lc.Record) if a.action == "cull_cancelled"] == ["counted_anew"]
 
