@@ -19,9 +19,13 @@ def processes(proc: Path = Path("/proc")) -> Finding:
     """Whether a child of ours shows in /proc all that is read of kernels."""
     name = "/proc"
     environment = {**os.environ, MARKER.decode().rstrip("="): name}
-    child = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, env=environment)
+    # It says when it runs: before that its environment may not be there to read.
+    code, pipe = "print(flush=True); input()", subprocess.PIPE
+    child = subprocess.Popen([sys.executable, "-S", "-c", code], stdin=pipe, stdout=pipe, env=environment)
     files, pid = ProcFiles(proc, GPU_FILES), child.pid
     try:
+        assert child.stdout is not None
+        child.stdout.readline()
         readable = {
             "parents and CPU time (stat)": files.stat(pid) is not None,
             "owners (status)": files.uid(pid) is not None,

@@ -72,7 +72,9 @@ def test_only_samples_newer_than_asked(standin, gpu):
     assert samples(gpu, since=seen) == []
     assert samples(gpu, since=seen - 1) == [(10, 55, 0, 0, 0)]
     standin.advance(0.2)
-    assert (newest(gpu, since=seen) - seen) in (PERIOD_US, 2 * PERIOD_US)
+    later = newest(gpu, since=seen)
+    assert later % PERIOD_US == 0
+    assert now_us + 200_000 - PERIOD_US <= later <= now_us + 200_001
 
 
 def test_use_since_the_last_look_shows_after_it_has_ended(standin, gpu):
