@@ -65,8 +65,8 @@ class Steps:
         before = watched.life
         if before.phase is Phase.CULLED:
             return
-        watched.life, actions = lifecycle.advance(before, event, watched.policy, self._clock())
-        watched.set_deadline(self._clock())  # so that whoever is told is told the deadline that holds now
+        watched.moved = self._clock()
+        watched.life, actions = lifecycle.advance(before, event, watched.policy, watched.moved)
         if watched.life.phase is not Phase.SAVING or watched.life.attempt != before.attempt:
             self._stop_saving(watched)
         for action in actions:
