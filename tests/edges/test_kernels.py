@@ -135,18 +135,19 @@ def environment(pid: int | None) -> dict[str, str]:
     ids=["async", "sync"],
 )
 async def test_the_first_cell_is_never_missed(watch, jp_serverapp, jp_fetch, connect):
+    """It may have begun before our subscription stood: then nothing of it is heard but that the shell is taken."""
     await watch.start()
     response = await jp_fetch("api", "kernels", method="POST", body='{"name": "python3"}')
     kernel_id = json.loads(response.body)["id"]
     km = jp_serverapp.kernel_manager.get_kernel(kernel_id)
-    connect(km).execute("import time; time.sleep(1.5)")
+    connect(km).execute("import time; time.sleep(4)")
     first = await becomes(watch, kernel_id, lambda k: k.executing, "the first cell after the start")
     assert (first.execution_state, first.executing, first.incarnation) == ("busy", 1, 0)
     assert first.pid == km.provisioner.pid
     assert (environment(first.pid)[MARKER], environment(first.pid)["EXTRA"]) == (kernel_id, "given")
 
     await jp_fetch("api", "kernels", kernel_id, "restart", method="POST", body="{}")
-    connect(km).execute("import time; time.sleep(1.5)")
+    connect(km).execute("import time; time.sleep(4)")
     second = await becomes(watch, kernel_id, lambda k: k.executing, "the first cell after a restart")
     assert (second.execution_state, second.executing, second.incarnation) == ("busy", 1, 1)
     assert second.pid != first.pid
@@ -155,8 +156,8 @@ async def test_the_first_cell_is_never_missed(watch, jp_serverapp, jp_fetch, con
     # The guard's own request may have come after the cell, and is then answered after it.
     ended = await becomes(watch, kernel_id, lambda k: k.watched and not k.executing, "its end")
     assert ended.execution_state == "idle"
-    assert ended.last_execution_seconds == pytest.approx(1.5, abs=1.0)
-    assert ended.last_execution_end.since(ended.last_execution_start).total_seconds() >= 1.4
+    assert ended.last_execution_seconds == pytest.approx(4, abs=2)
+    assert ended.last_execution_end.since(ended.last_execution_start).total_seconds() >= 2
 
 
 async def test_a_control_message_turns_the_server_idle_in_a_silent_cell_but_not_us(
