@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from jupyter_gpu_guard.routes import GuardHandler, handlers
+from jupyter_gpu_guard.route_handler import GuardHandler
+from jupyter_gpu_guard.routes import handlers
 from tests.server.live import LiveServer
 from tests.server.wire_schemas import check
 
