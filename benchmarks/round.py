@@ -15,6 +15,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 
@@ -43,38 +44,55 @@ def main() -> None:
     options = arguments(__doc__).parse_args()
     gpus, kernels, processes, cycles = (2, 2, 4, 1) if options.quick else (8, 20, 64, 20)
     with gpu_machine(gpus, kernels, processes) as machine, time_inside_driver() as inside:
-        report(options, asyncio.run(figures(machine, inside, cycles)))
+        report(options, figures(asyncio.run(measure(machine, inside, cycles)), cycles))
 
 
-async def figures(machine: Machine, inside: InsideDriver, cycles: int) -> list[Figure]:
-    """Rounds and nvitop take turns, so that what else runs on the machine troubles both alike."""
-    clock = SteppedClock()
-    devices = nvitop.Device.all()
-    ours: list[float] = []
-    reading: list[float] = []
-    showing: list[float] = []
-    theirs: list[float] = []
+@dataclass
+class Measured:
+    """Milliseconds of own CPU time, one value a turn, and what was counted."""
 
-    async def ask_nvitop() -> None:
-        listed = [p for device in devices for p in device.processes().values()]
-        assert len(listed) == machine.gpu_pids
+    #: Whole rounds, and the part of each that reads and attributes.
+    rounds: list[float] = field(default_factory=list)
+    reading: list[float] = field(default_factory=list)
+    showing: list[float] = field(default_factory=list)
+    nvitop: list[float] = field(default_factory=list)
+    full_scans: int = 0
+    #: Driver calls of a round, in the mean of twelve; of nvitop; of nvitop for all that a round reads.
+    calls: tuple[float, int, int] = (0, 0, 0)
+
+
+class Nvitop:
+    """What nvitop does in the place of a round."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._devices = nvitop.Device.all()
+
+    async def processes(self) -> None:
+        listed = [p for device in self._devices for p in device.processes().values()]
+        assert len(listed) == self._machine.gpu_pids
         nvitop.GpuProcess.take_snapshots(listed)
 
-    async def ask_nvitop_for_all() -> None:
+    async def everything(self) -> None:
         """For what a round reads of the cards, too."""
-        await ask_nvitop()
-        for device in devices:
+        await self.processes()
+        for device in self._devices:
             for name in OF_CARDS:
                 getattr(device, name)()
 
+
+async def measure(machine: Machine, inside: InsideDriver, cycles: int) -> Measured:
+    """Rounds and nvitop take turns, so that what else runs on the machine troubles both alike."""
+    clock, theirs, found = SteppedClock(), Nvitop(machine), Measured()
     with tempfile.TemporaryDirectory() as folder, assembly(Path(folder), machine.kernels, clock) as built:
         assembled, processes = built
+        adopted = moments_of(assembled.guard, "_adopt")
 
         async def one_round() -> None:
             clock.step()
             began = time.process_time()
             await assembled.guard.round(MINUTE)
-            reading.append(1e3 * (adopted[-1] - began) - inside.cpu)
+            found.reading.append(1e3 * (adopted[-1] - began) - inside.cpu)
 
         async def a_minute() -> None:
             for _ in range(CYCLE):
@@ -83,38 +101,53 @@ async def figures(machine: Machine, inside: InsideDriver, cycles: int) -> list[F
         async def show() -> None:
             json.dumps(status(assembled.commands, "benchmark"))
 
-        adopted = moments_of(assembled.guard, "_adopt")
-        works = (one_round, a_minute, ask_nvitop, ask_nvitop_for_all)
-        calls = [await driver_calls(machine, work) for work in works][1:]
+        await one_round()  # the first one meets everything
+        works = (a_minute, theirs.processes, theirs.everything)
+        calls = [await driver_calls(machine, work) for work in works]
+        found.calls = (calls[0] / CYCLE, calls[1], calls[2])
         scans = processes.full_scans
-        reading.clear()
+        found.reading.clear()
         for _ in range(cycles):
-            ours += [await own(inside, one_round) for _ in range(CYCLE)]
-            showing.append(await own(inside, show))
-            theirs += [await own(inside, ask_nvitop) for _ in range(CYCLE)]
-        scans = processes.full_scans - scans
+            found.rounds += [await own(inside, one_round) for _ in range(CYCLE)]
+            found.showing.append(await own(inside, show))
+            found.nvitop += [await own(inside, theirs.processes) for _ in range(CYCLE)]
+        found.full_scans = processes.full_scans - scans
         shares = [watched.usage.shares for watched in assembled.guard.state.watched.values()]
         assert len([share for share in shares if share]) == len(machine.kernels)
         await assembled.guard.stop()
-    nvitop_cpu, round_cpu, reading_cpu = median(theirs), mean_of_cycles(ours), mean_of_cycles(reading)
-    watched_cpu = round_cpu + median(showing)
+    return found
+
+
+def figures(measured: Measured, cycles: int) -> list[Figure]:
+    """What is told of it, with the limits."""
+    nvitop_cpu, shown_cpu = median(measured.nvitop), median(measured.showing)
+    round_cpu, reading_cpu = mean_of_cycles(measured.rounds), mean_of_cycles(measured.reading)
+    without_scan, with_scan = parted(measured.rounds, measured.full_scans)
+    reading_without_scan, _ = parted(measured.reading, measured.full_scans)
+    round_calls, nvitop_calls, all_nvitop_calls = measured.calls
     return [
         Figure("nvitop, own CPU", nvitop_cpu, "ms"),
         Figure("round, own CPU, mean of twelve", round_cpu, "ms"),
-        Figure("round, own CPU, without full scan", median(sorted(ours)[:-scans]), "ms"),
-        Figure("round, own CPU, with full scan", median(sorted(ours)[-scans:]), "ms"),
+        Figure("round, own CPU, without full scan", without_scan, "ms"),
+        Figure("round, own CPU, with full scan", with_scan, "ms"),
         Figure("round / nvitop", round_cpu / nvitop_cpu, "", 0.2),
-        Figure("status as JSON, own CPU", median(showing), "ms"),
-        Figure("round and status as JSON / nvitop", watched_cpu / nvitop_cpu, ""),
+        Figure("status as JSON, own CPU", shown_cpu, "ms"),
+        Figure("round and status as JSON / nvitop", (round_cpu + shown_cpu) / nvitop_cpu, ""),
         Figure("reading and attributing, own CPU, mean of twelve", reading_cpu, "ms"),
-        Figure("reading and attributing, without full scan", median(sorted(reading)[:-scans]), "ms"),
+        Figure("reading and attributing, without full scan", reading_without_scan, "ms"),
         Figure("reading and attributing / nvitop", reading_cpu / nvitop_cpu, "", 0.2),
-        Figure("full scans of /proc", scans, "", cycles),
-        Figure("rounds", len(ours), ""),
-        Figure("driver calls of a round, mean of twelve", calls[0] / CYCLE, "", calls[1]),
-        Figure("driver calls of nvitop", calls[1], ""),
-        Figure("driver calls of nvitop for all that a round reads", calls[2], ""),
+        Figure("full scans of /proc", measured.full_scans, "", cycles),
+        Figure("rounds", len(measured.rounds), ""),
+        Figure("driver calls of a round, mean of twelve", round_calls, "", nvitop_calls),
+        Figure("driver calls of nvitop", nvitop_calls, ""),
+        Figure("driver calls of nvitop for all that a round reads", all_nvitop_calls, ""),
     ]
+
+
+def parted(values: list[float], full_scans: int) -> tuple[float, float]:
+    """The median of the rounds without a full scan, and of those with one, which cost the most."""
+    ordered = sorted(values)
+    return median(ordered[:-full_scans]), median(ordered[-full_scans:])
 
 
 def mean_of_cycles(values: list[float]) -> float:

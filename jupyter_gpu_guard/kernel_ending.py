@@ -1,4 +1,4 @@
-"""End a kernel by Jupyter's own road, and notice when somebody else does.
+"""End a kernel by Jupyter's own road.
 
 Covers interrupt and shutdown. Not here: the processes that outlive a shutdown (processes.py), and a restart, which is
 no end.
@@ -7,20 +7,14 @@ no end.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from contextvars import ContextVar
-from logging import Logger
+from collections.abc import Mapping
 from typing import Any
 
 from jupyter_core.utils import ensure_async
 from tornado import web
 
-#: How long somebody else's shutdown is held for those who want to know.
-FOREIGN_SECONDS = 10.0
 #: How long a shutdown may take before the kernel is gone from Jupyter's list; Jupyter itself kills after 5 s.
 GONE_SECONDS = 30.0
-
-_own_shutdown: ContextVar[str | None] = ContextVar("gpu_guard_own_shutdown", default=None)
 
 
 class UnknownKernel(LookupError):
@@ -34,10 +28,9 @@ class ShutdownFailed(RuntimeError):
 class Ending:
     """Ends kernels of `kernel_manager`, with their sessions in `session_manager`. Lives on the event loop."""
 
-    def __init__(self, kernel_manager: Any, session_manager: Any, log: Logger) -> None:
+    def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
         self._mkm = kernel_manager
         self._sessions = session_manager
-        self._log = log
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def interrupt(self, kernel_id: str) -> None:
@@ -54,10 +47,12 @@ class Ending:
         """
         if kernel_id not in self._mkm:
             raise UnknownKernel(kernel_id)
-        await asyncio.shield(self._begin(self._end(kernel_id)))
+        task = asyncio.get_running_loop().create_task(self._end(kernel_id))
+        self._tasks.add(task)  # the loop holds tasks weakly
+        task.add_done_callback(self._tasks.discard)
+        await asyncio.shield(task)
 
     async def _end(self, kernel_id: str) -> None:
-        _own_shutdown.set(kernel_id)  # of this task only
         try:
             for session in await self._sessions_of(kernel_id):
                 await self._delete_session(session["id"])
@@ -89,25 +84,3 @@ class Ending:
             if loop.time() > deadline:
                 raise ShutdownFailed(f"still there after {GONE_SECONDS:.0f} s")
             await asyncio.sleep(0.05)
-
-    async def tell_of_foreign(self, hook: Callable[[str], Awaitable[None]] | None, kernel_id: str) -> None:
-        """Before Jupyter shuts a kernel down: let `hook` know, unless the guard itself asked for it.
-
-        Comes back after `FOREIGN_SECONDS` at the latest. A hook that takes longer goes on beside the shutdown: a save
-        must not be cut short. Never raises.
-        """
-        if hook is None or _own_shutdown.get() == kernel_id:
-            return
-        await asyncio.wait({self._begin(self._tell(hook, kernel_id))}, timeout=FOREIGN_SECONDS)
-
-    async def _tell(self, hook: Callable[[str], Awaitable[None]], kernel_id: str) -> None:
-        try:
-            await hook(kernel_id)
-        except Exception:
-            self._log.exception("gpu_guard: the shutdown of kernel %s was not handled", kernel_id)
-
-    def _begin(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks.add(task)  # the loop holds tasks weakly
-        task.add_done_callback(self._tasks.discard)
-        return task

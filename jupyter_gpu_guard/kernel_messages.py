@@ -19,7 +19,7 @@ import asyncio
 import functools
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -27,7 +27,6 @@ from jupyter_client.session import Session
 
 from .core.execution import Executions, Message
 from .core.model import Instant, ProcessKey
-from .kernel_clock import KernelClock
 from .kernel_process import age_seconds, behind_gateway, process_of, runs_elsewhere
 from .kernel_wrap import Wrap
 
@@ -45,19 +44,6 @@ class Listener(Protocol):
     def changed_kernel(self, kernel_id: str) -> None:
         """It became busy, idle, waiting, watched, restarted or dead."""
 
-    def heard(self, kernel_id: str, message: dict[str, Any]) -> None:
-        """One IOPub message, complete. Called only while `wants_messages`."""
-
-    @property
-    def wants_messages(self) -> bool: ...
-
-    @property
-    def own_sessions(self) -> Collection[str]:
-        """Sessions whose requests are the guard's own and count as nothing."""
-
-    def counts_as_activity(self, kind: str | None) -> bool:
-        """Whether Jupyter moves `last_activity` for this message type."""
-
 
 class KernelFollower:
     """What is known of one kernel. `km` is its KernelManager; all methods run on the event loop."""
@@ -73,7 +59,6 @@ class KernelFollower:
         self.dead = False
         self.restarting = False
         self.process = process_of(km)
-        self.idle_clock = KernelClock(km, clock)
         self._listener = listener
         self._clock = clock
         self._log = log
@@ -171,21 +156,17 @@ class KernelFollower:
         self.executions = self.executions.hear(self._clock())
         if parent_session == self._session.session:
             self._on_own_status(message)
-        elif parent_session not in self._listener.own_sessions:
-            self._on_foreign(message)
+        else:
+            self._become(self.executions.see(message, self._clock()))
 
     def _read(self, parts: list[Any]) -> tuple[Message, str]:
         assert self._session is not None
         _, frames = self._session.feed_identities(parts, copy=True)
-        complete = self._listener.wants_messages
-        raw = self._session.deserialize(frames, content=complete)
+        raw = self._session.deserialize(frames, content=False)
         header, parent = raw["header"], raw["parent_header"] or {}
         state = None
         if header["msg_type"] == "status":
-            content = raw["content"] if complete else self._session.unpack(frames[4])
-            state = content.get("execution_state")
-        if complete:
-            self._listener.heard(self.kernel_id, raw)
+            state = self._session.unpack(frames[4]).get("execution_state")
         msg_id = parent.get("msg_id", "")
         message = Message(
             kind=header["msg_type"],
@@ -201,14 +182,6 @@ class KernelFollower:
         if message.execution_state == "busy" and not self.executions.settled:
             self._close_shell()
             self._become(self.executions.settle(self._clock()))
-
-    def _on_foreign(self, message: Message) -> None:
-        now = self._clock()
-        if self._listener.counts_as_activity(message.kind) or self._listener.counts_as_activity(
-            message.parent_kind
-        ):
-            self.idle_clock.count(now.at)
-        self._become(self.executions.see(message, now))
 
     def _become(self, executions: Executions) -> None:
         now = self._clock()
@@ -289,7 +262,6 @@ class KernelFollower:
         self.started = self._clock()
         self.executions = Executions()
         self.process = process_of(self.km)
-        self.idle_clock.forget()
         self._quiet.clear()
         self.attach()
         self._listener.changed_kernel(self.kernel_id)

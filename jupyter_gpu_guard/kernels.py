@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Awaitable, Callable, Iterable, Mapping, MutableMapping, Set
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from datetime import datetime
 from logging import Logger
 from typing import Any
@@ -21,7 +21,7 @@ from typing import Any
 from jupyter_core.utils import ensure_async
 
 from .core.model import Instant, Kernel
-from .kernel_clock import ActivityMark, latest, stock_deadline
+from .kernel_clock import shield, stock_deadline
 from .kernel_ending import Ending, ShutdownFailed, UnknownKernel
 from .kernel_input import watching
 from .kernel_messages import KernelFollower
@@ -30,7 +30,7 @@ from .kernel_wrap import Wrap
 
 #: In the environment of each kernel: Jupyter gives kernels no id, and a detached child can be told by nothing else.
 MARKER = "JUPYTER_GPU_GUARD_KERNEL_ID"
-__all__ = ["MARKER", "ActivityMark", "KernelWatch", "ShutdownFailed", "UnknownKernel"]
+__all__ = ["MARKER", "KernelWatch", "ShutdownFailed", "UnknownKernel"]
 
 CONNECTION_CLASS = "kernel_websocket_connection_class"
 
@@ -38,8 +38,7 @@ CONNECTION_CLASS = "kernel_websocket_connection_class"
 class KernelWatch:
     """Follows all kernels of one server. Lives on the event loop.
 
-    `changed` is called with the kernel id when a kernel becomes busy, idle, waiting, watched, restarted or dead;
-    `on_foreign_shutdown` is awaited, for at most 10 s, before a shutdown that isn't the guard's own goes on.
+    `changed` is called with the kernel id when a kernel becomes busy, idle, waiting, watched, restarted or dead.
     """
 
     def __init__(
@@ -51,7 +50,6 @@ class KernelWatch:
         env: Mapping[str, str],
     ) -> None:
         self.changed: Callable[[str], None] | None = None
-        self.on_foreign_shutdown: Callable[[str], Awaitable[None]] | None = None
         self._mkm = kernel_manager
         self._sessions = session_manager
         self._clock = clock
@@ -59,12 +57,10 @@ class KernelWatch:
         self._env = dict(env)
         self._followers: dict[str, KernelFollower] = {}
         self._just_died: dict[str, KernelFollower] = {}
-        self._own: set[str] = set()
-        self._callbacks: list[Callable[[str, dict[str, Any]], None]] = []
         self._wraps: list[Wrap] = []
         self._settings: tuple[MutableMapping[str, Any], Any, Any] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._ending = Ending(kernel_manager, session_manager, log)
+        self._ending = Ending(kernel_manager, session_manager)
         self._paths: dict[str, tuple[str, ...]] = {}
         self._running = False
 
@@ -74,7 +70,6 @@ class KernelWatch:
         """Wrap the kernel manager and adopt the kernels that run already."""
         self._running = True
         self._wrap("start_kernel", self._start_kernel)
-        self._wrap("shutdown_kernel", self._shutdown_kernel)
         if hasattr(self._mkm, "update_env"):  # jupyter_client >= 8.5
             self._wrap("update_env", self._update_env)
         self.refresh()
@@ -133,14 +128,6 @@ class KernelWatch:
         self._follow(kernel_id, adopted=False)
         return kernel_id
 
-    async def _shutdown_kernel(
-        self, original: Callable[..., Any], kernel_id: str, now: bool = False, restart: bool = False
-    ) -> Any:
-        """Whoever calls it: the REST API, a session's end, the stock culler, or the guard. It is never refused."""
-        if not restart:
-            await self._ending.tell_of_foreign(self.on_foreign_shutdown, kernel_id)
-        return await ensure_async(original(kernel_id, now=now, restart=restart))
-
     def _update_env(self, original: Callable[..., Any], *, kernel_id: str, env: Mapping[str, str]) -> Any:
         """A renamed notebook replaces the environment for the next restart by one made from the server's own, which
         may hold the marker of another kernel, where a server runs inside a kernel."""
@@ -158,8 +145,6 @@ class KernelWatch:
             self._let_go(kernel_id)
         for kernel_id in present:
             self._follow(kernel_id, adopted=True)
-        marks = [f.idle_clock.hold() for f in self._followers.values()]
-        self._hold_manager_mark([mark for mark in marks if mark is not None])
         for follower in self._followers.values():
             follower.check()
 
@@ -203,16 +188,6 @@ class KernelWatch:
 
     # --- what the followers and websockets tell ---
 
-    @property
-    def wants_messages(self) -> bool:
-        """Whether anybody listens to complete messages."""
-        return bool(self._callbacks)
-
-    @property
-    def own_sessions(self) -> Set[str]:
-        """Message sessions of the guard's own clients."""
-        return self._own
-
     def changed_kernel(self, kernel_id: str) -> None:
         """Pass a change on to the guard."""
         if self.changed is None or not self._running:
@@ -221,19 +196,6 @@ class KernelWatch:
             self.changed(kernel_id)
         except Exception:
             self._log.exception("gpu_guard: a change of kernel %s was not handled", kernel_id)
-
-    def heard(self, kernel_id: str, message: dict[str, Any]) -> None:
-        """Pass an IOPub message on to those who asked for them."""
-        for callback in self._callbacks:
-            try:
-                callback(kernel_id, message)
-            except Exception:
-                self._log.exception("gpu_guard: a message of kernel %s was not handled", kernel_id)
-
-    def counts_as_activity(self, kind: str | None) -> bool:
-        """Jupyter's own rule for `last_activity`, which is configurable."""
-        track = getattr(self._mkm, "track_message_type", None)
-        return True if track is None else bool(track(kind))
 
     def input_requested(self, kernel_id: str, parent_id: str) -> None:
         """An execution asked a question through a websocket."""
@@ -251,15 +213,6 @@ class KernelWatch:
             self._followers[kernel_id].quiet(msg_id)
 
     # --- for the guard ---
-
-    def on_message(self, callback: Callable[[str, dict[str, Any]], None]) -> None:
-        """Call `callback(kernel_id, message)` for each IOPub message, on the event loop. It must return at once."""
-        self._callbacks.append(callback)
-
-    def exclude_session(self, session_id: str) -> None:
-        """Requests of this message session are the guard's own probes: they count as nothing. Call it before the
-        first of them is sent."""
-        self._own.add(session_id)
 
     async def kernels(self) -> tuple[Kernel, ...]:
         """All kernels as they are now. One whose restarts have failed is given once more, as `dead`."""
@@ -348,29 +301,7 @@ class KernelWatch:
         is gone needs no shield. The server's own activity stays as it is: a kernel that is spared, such as one that
         has been warned, doesn't always work, and the hub may then end the server."""
         if kernel_id in self._followers:
-            self._followers[kernel_id].idle_clock.shield(at)
-
-    def last_activity(self, kernel_id: str) -> ActivityMark:
-        """Jupyter's idle clocks, to put back after a probe. Raises UnknownKernel."""
-        follower = self._known(kernel_id)
-        return ActivityMark(follower.km.last_activity, self._mkm.last_kernel_activity, self._clock().at)
-
-    def restore_last_activity(self, kernel_id: str, mark: ActivityMark) -> None:
-        """Undo what a probe did to the idle clocks. Messages that were not ours, or the shield, are left in force."""
-        self._known(kernel_id).idle_clock.put_back(mark)
-        self._hold_manager_mark([mark])
-
-    def _hold_manager_mark(self, marks: list[ActivityMark]) -> None:
-        if marks:
-            mark = min(marks, key=lambda m: m.taken)
-            moves = [f.idle_clock.counted for f in self._followers.values()]
-            self._mkm.last_kernel_activity = mark.later(latest(*moves)) or mark.manager
-
-    def _known(self, kernel_id: str) -> KernelFollower:
-        try:
-            return self._followers[kernel_id]
-        except KeyError:
-            raise UnknownKernel(kernel_id) from None
+            shield(self._followers[kernel_id].km, at)
 
 
 def _language(km: Any) -> str:

@@ -36,7 +36,6 @@ class Metrics(Collector):
         self._culls: Counter[str] = Counter()
         self._would: Counter[str] = Counter()
         self._saves: Counter[str] = Counter()
-        self._held_seconds = 0.0
         self._idle_seconds = 0.0
         self._unknown_seconds: defaultdict[str, float] = defaultdict(float)
         self._reclaimed_seconds = 0.0
@@ -82,7 +81,6 @@ class Metrics(Collector):
         for watched in self._guard.state.watched.values():
             cards = len(watched.usage.shares)
             kind = None if watched.verdict is None else watched.verdict.kind
-            self._held_seconds += elapsed * (max(cards, 1) if kind is VerdictKind.UNKNOWN else cards)
             if kind in (VerdictKind.IDLE, VerdictKind.STALLED):
                 self._idle_seconds += elapsed * cards
             elif kind is VerdictKind.UNKNOWN and watched.verdict is not None:

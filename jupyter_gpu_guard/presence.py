@@ -122,12 +122,6 @@ class People:
         client = self._clients.get(client_id)
         return client is not None and not client.visible
 
-    def clients_of(self, kernel_id: str) -> tuple[str, ...]:
-        """The pages that have a document of this kernel open, the longest silent first."""
-        return tuple(
-            n for n, c in self._clients.items() if any(d.kernel_id == kernel_id for d in c.documents)
-        )
-
     def _note_input(self, client: _Client) -> None:
         if client.focused is not None and client.age is not None:
             self._present(client.focused, client.reported.plus(timedelta(seconds=-client.age)))

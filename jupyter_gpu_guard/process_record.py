@@ -76,10 +76,10 @@ class TreeRecord:
         return True
 
 
-def record_tree(tree: Iterable[tuple[ProcessKey, Link]], proc: Path = Path("/proc")) -> TreeRecord:
+def record_tree(tree: Iterable[tuple[ProcessKey, Link]]) -> TreeRecord:
     """Record processes. Left out: those that have ended, another user's, this process, pid 1, and inferred ones,
     which are known by a guess alone."""
-    files = ProcFiles(proc, ())
+    files = ProcFiles(Path("/proc"), ())
     entries: dict[ProcessKey, _Entry] = {}
     for key, link in tree:
         if link is Link.INFERRED or key.pid in (1, os.getpid()) or key in entries:

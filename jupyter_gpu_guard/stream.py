@@ -21,7 +21,7 @@ from .commands import Commands
 from .core.deadline import Warning_
 from .notebooks import SaveRequest
 from .record import Happening, iso
-from .routes import AUTH_RESOURCE, CLIENT_ID, user_of
+from .route_handler import AUTH_RESOURCE, CLIENT_ID, user_of
 from .watched import Watched
 from .wire import gpu_to_wire, kernel_to_wire, status, telemetry, warning_to_wire
 

@@ -22,7 +22,6 @@ class Unknown:
     reason: Reason
 
 
-Number = float | int
 Reading = float | Unknown
 ByteReading = int | Unknown
 

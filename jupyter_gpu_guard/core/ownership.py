@@ -104,7 +104,7 @@ class Family:
                 below = root.kind is Kind.KERNEL
                 return Owner(Kind.KERNEL, root.name, Link.DESCENDANT) if below else root
             if self._server is not None and node.key == self._server.key:
-                return self._below_server(process, walked)
+                return self._below_server(walked)
             if node.key.pid == 1 or node.key in self._above:
                 break
             walked.append(node)
@@ -127,7 +127,7 @@ class Family:
                 return
             process = parent
 
-    def _below_server(self, process: Process, walked: Sequence[Process]) -> Owner:
+    def _below_server(self, walked: Sequence[Process]) -> Owner:
         # Where the server is pid 1 of its container, whatever loses its parent becomes a child of the server.
         marked = self._marked(walked)
         if marked is not None and (

@@ -11,6 +11,13 @@ interface IFile {
   type: string;
 }
 
+/** A notebook, where a copy of it may go, and what it holds: on disk, and edited once and twice. */
+export const PATH = 'work/a.ipynb';
+export const COPY = 'work/gpu_guard_recovery/a-1.ipynb';
+export const OLD = { cells: [{ source: 'x = 1', outputs: [] }] };
+export const NEW = { cells: [{ source: 'x = 2', outputs: [] }] };
+export const NEWER = { cells: [{ source: 'x = 3', outputs: [] }] };
+
 export class Disk {
   readonly files = new Map<string, IFile>();
   /** Every path written, in order. */
@@ -113,4 +120,12 @@ export class OpenDocument {
   get context(): Context {
     return this as unknown as Context;
   }
+}
+
+/** A disk that holds the notebook and nothing else. */
+export function diskWithNotebook(): Disk {
+  const disk = new Disk();
+  disk.put('work', null, true, 'directory');
+  disk.put(PATH, OLD);
+  return disk;
 }

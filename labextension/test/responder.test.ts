@@ -3,23 +3,15 @@ import { GuardModel } from '../src/model';
 import { SaveResponder } from '../src/responder';
 import { Saver } from '../src/saving';
 import type { IDocumentAnswer, ISaveRequest } from '../src/wire';
-import { Disk, OpenDocument } from './disk';
+import { COPY, type Disk, diskWithNotebook, NEW, NEWER, OLD, OpenDocument, PATH } from './disk';
 import { later, NOW, OpenDocuments, Source } from './samples';
-
-const PATH = 'work/a.ipynb';
-const COPY = 'work/gpu_guard_recovery/a-1.ipynb';
-const OLD = { cells: [{ source: 'x = 1', outputs: [] }] };
-const NEW = { cells: [{ source: 'x = 2', outputs: [] }] };
-const NEWER = { cells: [{ source: 'x = 3', outputs: [] }] };
 
 let disk: Disk;
 let saver: Saver;
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'Date'] });
-  disk = new Disk();
-  disk.put('work', null, true, 'directory');
-  disk.put(PATH, OLD);
+  disk = diskWithNotebook();
   saver = new Saver(disk);
 });
 

@@ -2,13 +2,7 @@ import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { keepDirtyAfterEdits } from '../src/edits';
 import { Saver } from '../src/saving';
 import type { IDocumentAnswer } from '../src/wire';
-import { Disk, OpenDocument } from './disk';
-
-const PATH = 'work/a.ipynb';
-const COPY = 'work/gpu_guard_recovery/a-1.ipynb';
-const OLD = { cells: [{ source: 'x = 1', outputs: [] }] };
-const NEW = { cells: [{ source: 'x = 2', outputs: [] }] };
-const NEWER = { cells: [{ source: 'x = 3', outputs: [] }] };
+import { COPY, type Disk, diskWithNotebook, NEW, NEWER, OLD, OpenDocument, PATH } from './disk';
 
 let disk: Disk;
 let saver: Saver;
@@ -18,9 +12,7 @@ let handOver: (content: string) => Promise<string>;
 
 beforeEach(() => {
   vi.useFakeTimers({ toFake: ['setTimeout', 'clearTimeout', 'Date'] });
-  disk = new Disk();
-  disk.put('work', null, true, 'directory');
-  disk.put(PATH, OLD);
+  disk = diskWithNotebook();
   saver = new Saver(disk);
   handed = [];
   handOver = async content => `id-${handed.push(content)}`;

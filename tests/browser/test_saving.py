@@ -101,15 +101,20 @@ def page_dialogs(*pages: NotebookPage) -> int:
     return sum(page.page.locator(".jp-Dialog").count() for page in pages)
 
 
-def test_a_deleted_file_goes_to_a_copy(start_lab: Callable[..., Lab]) -> None:
-    lab = start_lab(*SHORT)
+def saved_after_deletion(lab: Lab) -> tuple[NotebookPage, dict[str, Any]]:
+    """Edit a notebook, delete its file, wait for the end of its kernel: what the tombstone says of the save."""
     lab.write("nb.ipynb", IDLE_USE, "# text")
     page = lab.open("nb.ipynb")
     kernel_id = hold_gpu(lab, page, "nb.ipynb")
     page.edit_cell(1, "\n# the only one")
     (lab.server.root / "nb.ipynb").unlink()
-    stone = until_gone(lab, kernel_id)
-    [saved] = stone["saved"]
+    [saved] = until_gone(lab, kernel_id)["saved"]
+    return page, saved
+
+
+def test_a_deleted_file_goes_to_a_copy(start_lab: Callable[..., Lab]) -> None:
+    lab = start_lab(*SHORT)
+    _, saved = saved_after_deletion(lab)
     copy = json.loads((lab.server.root / saved["recovery_path"]).read_text())
     assert "# the only one" in cells(copy)
     assert not (lab.server.root / "nb.ipynb").exists()
@@ -119,13 +124,7 @@ def test_a_copy_that_the_browser_can_write_nowhere_is_kept_by_the_server(
     start_lab: Callable[..., Lab], tmp_path: Path
 ) -> None:
     lab = start_lab(*SHORT, f"GpuGuard.recovery_dir=['{tmp_path / 'kept'}']")
-    lab.write("nb.ipynb", IDLE_USE, "# text")
-    page = lab.open("nb.ipynb")
-    kernel_id = hold_gpu(lab, page, "nb.ipynb")
-    page.edit_cell(1, "\n# the only one")
-    (lab.server.root / "nb.ipynb").unlink()
-    stone = until_gone(lab, kernel_id)
-    [saved] = stone["saved"]
+    page, saved = saved_after_deletion(lab)
     assert (saved["outcome"], saved["recovery_path"]) == ("recovered", None)
     assert "# the only one" in cells(lab.server.guard(f"recovery/{saved['recovery_id']}"))
     assert not (lab.server.root / "gpu_guard_recovery").exists()

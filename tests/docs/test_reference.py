@@ -21,7 +21,8 @@ from jupyter_gpu_guard.core.reasons import TEXTS
 from jupyter_gpu_guard.events import KERNEL, SCHEMAS, TELEMETRY
 from jupyter_gpu_guard.guard import State
 from jupyter_gpu_guard.metrics import PREFIX, Metrics
-from jupyter_gpu_guard.routes import GuardHandler, handlers
+from jupyter_gpu_guard.route_handler import GuardHandler
+from jupyter_gpu_guard.routes import handlers
 from tests.core.world import at, sample
 from tests.docs.repository import reference
 from tests.server.wire_schemas import load

@@ -1,17 +1,39 @@
-"""Calls of the guard's REST interface, what a refusal looks like, and what a request could have changed."""
+"""The server that REST is tested on, calls of it, what a refusal looks like, and what a request could have changed."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from jupyter_gpu_guard.routes import GuardHandler, handlers
+from jupyter_gpu_guard.route_handler import GuardHandler
+from jupyter_gpu_guard.routes import handlers
+from tests.server.gpu_server import GIB, GpuServer
 from tests.server.live import LiveServer
 from tests.server.wire_schemas import check
 
 API = "gpu-guard/api/v1"
 METHODS = ("get", "post", "delete")
+
+
+def rest_server(make_server: Callable[..., GpuServer], *options: str) -> GpuServer:
+    """A server that enforces, makes a round every second, and lets nobody in without its token."""
+    server = make_server(
+        "GpuGuard.mode=enforce",
+        "GpuGuard.sample_interval=1",
+        "ServerApp.allow_unauthenticated_access=False",
+        *options,
+    )
+    server.start()
+    return server
+
+
+def unused_kernel(server: GpuServer, notebook: str, memory: int = 3 * GIB) -> str:
+    """A kernel of a notebook that holds GPU memory and doesn't use the GPU."""
+    kernel_id = server.start_kernel(notebook)
+    server.load(kernel_id, sm=0, memory=memory)
+    server.reaches(kernel_id, holds_gpu=True)
+    return kernel_id
 
 
 def routes() -> Iterator[tuple[str, str]]:

@@ -12,29 +12,18 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from tests.server.gpu_server import GIB, GpuServer
-from tests.server.rest_calls import call, refused, standing
+from tests.server.rest_calls import call, refused, rest_server, standing, unused_kernel
 from tests.server.wire_schemas import NAMES, check, load
 
 
 @pytest.fixture(scope="module")
 def server(make_server: Callable[..., GpuServer]) -> GpuServer:
-    server = make_server(
-        "GpuGuard.mode=enforce",
-        "GpuGuard.sample_interval=1",
-        "GpuGuard.on_save_failure=recovery-copy",
-        "ServerApp.allow_unauthenticated_access=False",
-    )
-    server.start()
-    return server
+    return rest_server(make_server, "GpuGuard.on_save_failure=recovery-copy")
 
 
 @pytest.fixture(scope="module")
 def kernel_id(server: GpuServer) -> str:
-    """A kernel of a notebook; it holds GPU memory and uses none."""
-    kernel_id = server.start_kernel("one.ipynb")
-    server.load(kernel_id, sm=0, memory=3 * GIB)
-    server.reaches(kernel_id, holds_gpu=True)
-    return kernel_id
+    return unused_kernel(server, "one.ipynb")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -112,9 +101,7 @@ def test_policies_say_where_each_value_comes_from(server: GpuServer, kernel_id: 
 @pytest.fixture(scope="module")
 def ended(server: GpuServer) -> dict[str, Any]:
     """A kernel that a person ended: one page's document was clean, the other page handed over a copy."""
-    kernel_id = server.start_kernel("two.ipynb")
-    server.load(kernel_id, sm=0)
-    server.reaches(kernel_id, holds_gpu=True)
+    kernel_id = unused_kernel(server, "two.ipynb", GIB)
     document = {"path": "two.ipynb", "kernel_id": kernel_id, "dirty": True}
     for page in ("tidy", "lost"):
         assert call(server, "POST", f"clients/{page}", {"documents": [document]}) == (204, None)

@@ -16,9 +16,9 @@ from tornado.httpclient import HTTPClientError
 
 from jupyter_gpu_guard.core.lifecycle import Phase
 from jupyter_gpu_guard.routes import handlers
-from tests.server.gpu_server import GIB, GpuServer
+from tests.server.gpu_server import GpuServer
 from tests.server.live import LiveServer
-from tests.server.rest_calls import call, refused, routes, standing
+from tests.server.rest_calls import call, refused, rest_server, routes, standing, unused_kernel
 from tests.server.wire_schemas import check
 
 #: What a JSON body can't be, whatever it is for: (bytes, the key that is named).
@@ -37,29 +37,17 @@ BROKEN = [
 
 @pytest.fixture(scope="module")
 def server(make_server: Callable[..., GpuServer]) -> GpuServer:
-    server = make_server(
-        "GpuGuard.mode=enforce",
-        "GpuGuard.sample_interval=1",
-        "ServerApp.allow_unauthenticated_access=False",
-    )
-    server.start()
-    return server
+    return rest_server(make_server)
 
 
 @pytest.fixture(scope="module")
 def kernel_id(server: GpuServer) -> str:
-    """A kernel of a notebook; it holds GPU memory and uses none."""
-    kernel_id = server.start_kernel("one.ipynb")
-    server.load(kernel_id, sm=0, memory=3 * GIB)
-    server.reaches(kernel_id, holds_gpu=True)
-    return kernel_id
+    return unused_kernel(server, "one.ipynb")
 
 
-def body_routes() -> list[str]:
-    return ["kernels/{id}/keep-alive", "kernels/{id}/cull", "kernels/{id}/saved", "clients/page"]
-
-
-@pytest.mark.parametrize("path", body_routes())
+@pytest.mark.parametrize(
+    "path", ["kernels/{id}/keep-alive", "kernels/{id}/cull", "kernels/{id}/saved", "clients/page"]
+)
 @pytest.mark.parametrize(("raw", "key"), BROKEN, ids=map(str, range(len(BROKEN))))
 def test_a_broken_body_changes_nothing(
     server: GpuServer, kernel_id: str, path: str, raw: bytes, key: str

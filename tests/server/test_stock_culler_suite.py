@@ -21,7 +21,7 @@ SUITE = "tests/services/kernels/test_cull.py"
 #: They mostly wait: so each mode runs in two processes.
 PARTS = ("test_cull_idle", "not test_cull_idle")
 
-#: Laid beside the suite. What the guard hears of a kernel proves that it is attached to it.
+#: Laid beside the suite. A kernel tells of a change when the guard's subscription to its messages stands.
 CONFTEST = """
 import json, os
 import pytest
@@ -51,7 +51,13 @@ def recorded(suppress_deprecation_warnings, jp_serverapp, request):
         return started[-1]
 
     mkm.start_kernel = start_kernel  # before the guard begins: its own wrapper goes around this one
-    guard.watch.on_message(lambda kernel_id, message: heard.add(kernel_id))
+    tell = guard.watch.changed_kernel
+
+    def changed_kernel(kernel_id):
+        heard.add(kernel_id)
+        tell(kernel_id)
+
+    guard.watch.changed_kernel = changed_kernel
     yield
     row = {
         "test": request.node.name,
