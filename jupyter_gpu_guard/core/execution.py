@@ -73,7 +73,9 @@ class Executions:
     )
     last_start: Instant | None = None
     last_end: Instant | None = None
-    last_seconds: float | None = None  # None too where the beginning or the end was missed
+    last_seconds: float | None = (
+        None  # None where its beginning or end was missed; at least so long where unseen
+    )
     last_output: Instant | None = None
 
     def running(self, now: Instant) -> tuple[Request, ...]:

@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_PAGE = ("widget_words.js", "widget_feed.js", "widget.js")
+_PAGE = ("countdown.js", "widget_words.js", "widget_feed.js", "widget.js")
 _IMPORT = re.compile(r"^import [^;]*;\n", re.MULTILINE)
 _CONNECTION_FILE = re.compile(r"kernel-([\w-]+)\.json$")
 

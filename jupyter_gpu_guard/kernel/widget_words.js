@@ -4,6 +4,8 @@
  * Functions of their arguments: no clock, no page.
  */
 
+import { countdown } from './countdown.js';
+
 export function span(seconds) {
   if (typeof seconds !== 'number' || !Number.isFinite(seconds)) {
     return '?';
@@ -24,11 +26,13 @@ export function span(seconds) {
 
 export function moment(time, now) {
   const at = new Date(time);
+  const today = at.toDateString() === now.toDateString();
+  const week = Math.abs(at.getTime() - now.getTime()) < 6 * 86_400_000;
   return new Intl.DateTimeFormat(undefined, {
     hour: '2-digit',
     minute: '2-digit',
     timeZoneName: 'short',
-    ...(at.toDateString() === now.toDateString() ? {} : { weekday: 'short' })
+    ...(today ? {} : week ? { weekday: 'short' } : { day: 'numeric', month: 'short' })
   }).format(at);
 }
 
@@ -49,73 +53,29 @@ export function share(ratio) {
   return ratio > 0 && ratio < 0.005 ? '<1 %' : `${Math.round(ratio * 100)} %`;
 }
 
-function levelOf(remaining, leads) {
-  const reached = leads.filter(lead => remaining <= lead).length;
-  if (remaining <= 0 || (reached > 0 && reached === leads.length)) {
-    return 'urgent';
-  }
-  return reached === 0 ? 'ok' : reached === 1 ? 'quiet' : 'notice';
-}
-
-const UNDER_WAY = {
-  saving: ['saving, then shuts down', 'urgent'],
-  culling: ['shutting down', 'urgent'],
-  culled: ['shut down', 'ok'],
-  failed: ['could not be shut down', 'notice']
+const WORDS = {
+  in_use: () => 'in use',
+  unused: ({ idle_seconds }) =>
+    typeof idle_seconds === 'number' ? `unused for ${span(idle_seconds)}` : 'unused',
+  shuts_down: ({ remaining_seconds, at }, now) =>
+    `shuts down in ${span(remaining_seconds)} (at ${moment(at, now)})`,
+  would_shut_down: ({ idle_seconds }) => `unused for ${span(idle_seconds)} (only warning)`,
+  due: () => 'shuts down any moment',
+  stuck: () => 'stuck?',
+  cannot_tell: () => "can't tell – not counting",
+  kept: ({ at }, now) => `kept until ${moment(at, now)}`,
+  saving: () => 'saving, then shuts down',
+  shutting_down: () => 'shutting down',
+  shut_down: () => 'shut down',
+  failed: () => 'could not be shut down',
+  holds_no_gpu: () => 'holds no GPU',
+  observing: () => 'Observing: nothing will be shut down'
 };
 
 /** Words and level of one kernel at one moment. */
 export function describe(kernel, now) {
-  if (UNDER_WAY[kernel.state]) {
-    return UNDER_WAY[kernel.state];
-  }
-  const foreign = Boolean(kernel.deadline) && (kernel.deadline_source ?? 'guard') !== 'guard';
-  if (kernel.mode === 'observe' && !foreign) {
-    return ['Observing: nothing will be shut down', 'ok'];
-  }
-  const regardless = ['max_runtime', 'asked_by_user'].includes(kernel.deadline_reason?.code);
-  if (kernel.verdict === 'unknown' && !foreign && !(kernel.deadline && regardless)) {
-    return ["can't tell – not counting", 'unknown'];
-  }
-  return counting(kernel, now, foreign) ?? resting(kernel, now);
-}
-
-function counting(kernel, now, foreign) {
-  const at = kernel.deadline ?? (kernel.mode === 'warn' ? kernel.would_act : null);
-  if (!at) {
-    return null;
-  }
-  const remaining = (Date.parse(at) - now.getTime()) / 1000;
-  const level = levelOf(remaining, kernel.policy.warn_before_seconds);
-  const counts = kernel.verdict === 'idle' || kernel.verdict === 'stalled';
-  if (level === 'ok' && (!counts || isKept(kernel, now))) {
-    return null;
-  }
-  if (kernel.mode === 'warn' && !foreign) {
-    return [`unused for ${span(kernel.idle_seconds)} (only warning)`, level];
-  }
-  return remaining > 0
-    ? [`shuts down in ${span(remaining)} (at ${moment(at, now)})`, level]
-    : ['shuts down any moment', level];
-}
-
-function resting(kernel, now) {
-  if (isKept(kernel, now)) {
-    return [`kept until ${moment(kernel.keep_alive_until, now)}`, 'ok'];
-  }
-  if (!kernel.deadline && kernel.deadline_reason?.code === 'out_of_scope') {
-    return ['holds no GPU', 'ok'];
-  }
-  const words = {
-    stalled: ['stuck?', 'notice'],
-    idle: [`unused for ${span(kernel.idle_seconds)}`, 'ok'],
-    unknown: ["can't tell – not counting", 'unknown']
-  };
-  return words[kernel.verdict] ?? ['in use', 'ok'];
-}
-
-function isKept(kernel, now) {
-  return Boolean(kernel.keep_alive_until) && Date.parse(kernel.keep_alive_until) > now.getTime();
+  const { key, level, params } = countdown(kernel, now);
+  return [WORDS[key](params, now), level];
 }
 
 /** Seconds that "Keep" asks for; 0 where this kernel may not be kept. */

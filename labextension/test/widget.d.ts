@@ -5,6 +5,7 @@ declare module '*/kernel/widget_words.js' {
   export function describe(kernel: IKernel, now: Date): [string, string];
   export function keepSeconds(kernel: IKernel): number;
   export function localTimes(text: string, now: Date): string;
+  export function moment(time: string, now: Date): string;
   export function share(ratio: number | null): string;
   export function size(bytes: number | null): string;
   export function span(seconds: number): string;

@@ -3,6 +3,7 @@ import {
   describe as say,
   keepSeconds,
   localTimes,
+  moment,
   share,
   size,
   span
@@ -17,6 +18,7 @@ const STATES: Partial<IKernel>[] = [
   {},
   { verdict: 'active', deadline: null },
   { deadline: null },
+  { deadline: null, idle_seconds: null },
   { deadline: later(-1) },
   { deadline: later(100) },
   { verdict: 'stalled', deadline: null },
@@ -42,6 +44,10 @@ describe('the words of the widget are those of the status bar', () => {
 
   it.each([0, 119, 120, 3600, 5400, 100_000, 172_800, 200_000])('a span of %i s', seconds => {
     expect(span(seconds)).toBe(amounts.duration(seconds, trans));
+  });
+
+  it.each([0, -3600, 2 * 86_400, 30 * 86_400])('a time %i s from now', seconds => {
+    expect(moment(later(seconds), NOW)).toBe(amounts.clock(later(seconds), NOW));
   });
 
   it.each([null, 0, 0.004, 0.005, 1])('a share of %j', ratio => {

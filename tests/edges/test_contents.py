@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import threading
 
 import pytest
@@ -69,19 +70,47 @@ async def test_a_damaged_notebook_is_read_as_it_is_and_left_alone(contents, tmp_
     assert sorted(p.name for p in tmp_path.iterdir()) == [".~n.ipynb", "a.py", "n.ipynb"]
 
 
-async def test_listeners_of_contents_events_are_called_on_the_loop(manager, tmp_path):
-    heard = asyncio.Queue()
+class Written(logging.Handler):
+    """What is written of events, and in which thread."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def emit(self, record):
+        self.events.append((record.msg["path"], threading.current_thread()))
+
+
+async def test_listeners_of_contents_events_are_called_on_the_loop(manager):
+    here, heard, written = threading.current_thread(), asyncio.Queue(), Written()
+    manager.event_logger.register_handler(written)
 
     async def listener(logger, schema_id, data):
-        heard.put_nowait((data["path"], threading.current_thread()))
+        if data["path"] == "a.py":
+            manager.emit({"action": "get", "path": "told by the listener"})
+            heard.put_nowait((threading.current_thread(), written.events[:]))
 
     manager.event_logger.add_listener(schema_id=manager.event_schema_id, listener=listener)
     contents = Contents(manager)
     assert (await contents.hash_of("a.py")).value == SHA256
-    assert await asyncio.wait_for(heard.get(), 10) == ("a.py", threading.current_thread())
-    emit = manager.event_logger.emit
+    at_once = [("a.py", here), ("told by the listener", here)]
+    assert await asyncio.wait_for(heard.get(), 10) == (here, at_once)
     contents.close()
-    assert manager.event_logger.emit != emit
+    assert "emit" not in vars(manager.event_logger)
+
+
+async def test_events_of_other_threads_stay_in_them(manager):
+    written = Written()
+    manager.event_logger.register_handler(written)
+    contents = Contents(manager)
+    await contents.hash_of("a.py")
+    await asyncio.sleep(0)  # the loop's turn
+    assert written.events == [("a.py", threading.current_thread())]
+    other = threading.Thread(target=manager.emit, args=({"action": "get", "path": "b.py"},))
+    other.start()
+    other.join()
+    assert written.events[1:] == [("b.py", other)]
+    contents.close()
 
 
 class WithoutHashes(ContentsManager):

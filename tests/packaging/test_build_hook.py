@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,8 @@ def project(tmp_path):
         "labextension/package.json": 100,
         "labextension/src/index.ts": 100,
         "labextension/node_modules/some/index.js": 100,
+        "jupyter_gpu_guard/kernel/countdown.js": 100,
+        "jupyter_gpu_guard/kernel/widget.js": 100,
         "jupyter_gpu_guard/labextension/package.json": 150,
         "jupyter_gpu_guard/labextension/static/style.js": 200,
     }.items():
@@ -83,6 +86,8 @@ def test_which_node_will_do(hatch_build, node_says, version, will_do):
         ("labextension/src/index.ts", 201, True),
         ("labextension/package.json", 201, True),
         ("labextension/node_modules/some/index.js", 201, False),
+        ("jupyter_gpu_guard/kernel/countdown.js", 201, True),
+        ("jupyter_gpu_guard/kernel/widget.js", 201, False),
     ],
 )
 def test_assets_are_stale_when_a_source_is_newer(hatch_build, project, changed, when, stale):
@@ -112,3 +117,15 @@ def test_node_on_path_is_used(hook, project, node_says):
     node_says("v22.12.0")
     os.utime(project / "labextension/src/index.ts", (201, 201))
     assert hook.dependencies() == []
+
+
+def test_the_sources_are_there(hatch_build):
+    assert [name for name in hatch_build.SOURCES if not (ROOT / name).exists()] == []
+
+
+def test_what_the_browser_half_takes_from_the_kernel_half_counts_as_a_source(hatch_build):
+    taken = re.compile(r"from '\.\./\.\./(jupyter_gpu_guard/[^']*)'")
+    sources = (ROOT / "labextension" / "src").rglob("*.ts")
+    assert {name for path in sources for name in taken.findall(path.read_text())} == {
+        name for name in hatch_build.SOURCES if name.startswith("jupyter_gpu_guard/")
+    }
