@@ -19,6 +19,7 @@ import { linesWidget } from './details';
 import type { IDocuments } from './documents';
 import { baseName, nameOf } from './keep';
 import type { GuardModel, IFailure } from './model';
+import { whenSeen } from './sight';
 import type { IKernel, ITombstone } from './wire';
 import { list, lostWord, sentence } from './words';
 
@@ -28,7 +29,16 @@ const REMEMBERED = 100;
 const BY_THIS_OPENING_MS = 60_000;
 
 type TombstoneApi = Pick<Api, 'tombstone' | 'tombstonesOf' | 'recoveryUrl'>;
-type Manager = Pick<NotificationManager, 'notify' | 'update'>;
+type Manager = Pick<NotificationManager, 'notify' | 'update' | 'dismiss' | 'has'>;
+
+interface IShown {
+  notification: string;
+  notebooks: string[];
+  /** It stood on this page while somebody may have been looking. */
+  seen: boolean;
+  /** No longer wait until it is seen. */
+  forget: () => void;
+}
 
 export class Notices {
   constructor(
@@ -43,6 +53,7 @@ export class Notices {
     model.ended.connect((_, kernelId) => void this.onEnded(kernelId));
     model.failed.connect((_, failure) => this.onFailed(failure));
     documents.opened.connect((_, context) => this.onOpened(context.localPath));
+    documents.ran.connect((_, path) => this.withdraw([path]));
   }
 
   /** `endedAt` gives another answer for some notebook. */
@@ -144,10 +155,29 @@ export class Notices {
     if (!this.wanted) {
       return;
     }
-    const now = this.model.now();
-    this.manager.notify(noticeText(stone, this.t, now), 'info', {
-      autoClose: false,
-      actions: this.buttons(stone)
+    this.withdraw(stone.notebooks);
+    const text = noticeText(stone, this.t, this.model.now());
+    const actions = this.buttons(stone);
+    const notification = this.manager.notify(text, 'info', { autoClose: false, actions });
+    const shown = { notification, notebooks: stone.notebooks, seen: false, forget: nothing };
+    this.shown.push(shown);
+    shown.forget = whenSeen(notification, () => {
+      shown.seen = true;
+    });
+  }
+
+  /** Notices of these notebooks are of no more use: somebody has gone on, or a newer one comes. What nobody can have
+   * seen stays. */
+  private withdraw(paths: string[]): void {
+    const of = (shown: IShown): boolean => shown.notebooks.some(path => paths.includes(path));
+    this.shown = this.shown.filter(shown => {
+      const there = this.manager.has(shown.notification);
+      if (there && !(shown.seen && of(shown))) {
+        return true;
+      }
+      shown.forget();
+      this.manager.dismiss(shown.notification);
+      return false;
     });
   }
 
@@ -186,6 +216,7 @@ export class Notices {
   /** Whether the user wants notifications. */
   wanted = true;
   private readonly _changed = new Signal<this, void>(this);
+  private shown: IShown[] = [];
   private readonly failures = new Map<string, string>();
   private readonly asked = new Set<string>();
   private readonly last = new Map<string, string>();
@@ -255,6 +286,10 @@ function unansweredLine(tab: ITombstone['unanswered'][number], t: TranslationBun
   return tab.last_seen_dirty
     ? t.__('%1: a tab with unsaved edits did not answer; they are still in it.', baseName(tab.path))
     : t.__('%1: a tab did not answer.', baseName(tab.path));
+}
+
+function nothing(): void {
+  // It was seen at once.
 }
 
 /** The server names the file. Unlike a new window this is no pop-up that a browser may block. */

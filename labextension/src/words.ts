@@ -199,7 +199,8 @@ const ACTING: Record<string, Sentence> = {
       p.time('since')
     ),
   warning_delivered: p => p.t.__('The warning of %1 was sent to an open page.', p.time('at')),
-  warning_seen: p => p.t.__('The warning of %1 was on a page that somebody looked at.', p.time('at')),
+  warning_seen: p =>
+    p.t.__('The warning of %1 was on a page that somebody looked at.', p.time('at')),
   restarted: p => p.t.__('The kernel was restarted.'),
   server_restarted: p => p.t.__('The server stopped while this was under way.')
 };
