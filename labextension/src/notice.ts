@@ -19,14 +19,15 @@ import { linesWidget } from './details';
 import type { IDocuments } from './documents';
 import { baseName, nameOf } from './keep';
 import type { GuardModel, IFailure } from './model';
+import { remember, remembered } from './remembered';
 import { whenSeen } from './sight';
 import type { IKernel, ITombstone } from './wire';
 import { list, lostWord, sentence } from './words';
 
-const STORE = 'jupyter-gpu-guard:seen';
-const REMEMBERED = 100;
 /** A kernel this much older than the opening of its notebook was not started by it. */
 const BY_THIS_OPENING_MS = 60_000;
+/** A notice that was there for a shorter time has not been read. */
+const READING_MS = 5_000;
 
 type TombstoneApi = Pick<Api, 'tombstone' | 'tombstonesOf' | 'recoveryUrl'>;
 type Manager = Pick<NotificationManager, 'notify' | 'update' | 'dismiss' | 'has'>;
@@ -34,8 +35,8 @@ type Manager = Pick<NotificationManager, 'notify' | 'update' | 'dismiss' | 'has'
 interface IShown {
   notification: string;
   notebooks: string[];
-  /** It stood on this page while somebody may have been looking. */
-  seen: boolean;
+  /** Since when it has stood on this page with somebody who may have been looking; null where it has not yet. */
+  seen: number | null;
   /** No longer wait until it is seen. */
   forget: () => void;
 }
@@ -129,7 +130,11 @@ export class Notices {
         (a, b) => (a && Date.parse(a.ended_at) >= Date.parse(b.ended_at) ? a : b),
         null
       );
-      if (newest && !seen().includes(newest.kernel_id) && !this.isOver(newest, path, opened)) {
+      if (
+        newest &&
+        !remembered().includes(newest.kernel_id) &&
+        !this.isOver(newest, path, opened)
+      ) {
         this.note(newest);
         this.show(newest);
       }
@@ -159,20 +164,22 @@ export class Notices {
     const text = noticeText(stone, this.t, this.model.now());
     const actions = this.buttons(stone);
     const notification = this.manager.notify(text, 'info', { autoClose: false, actions });
-    const shown = { notification, notebooks: stone.notebooks, seen: false, forget: nothing };
+    const shown: IShown = { notification, notebooks: stone.notebooks, seen: null, forget: nothing };
     this.shown.push(shown);
     shown.forget = whenSeen(notification, () => {
-      shown.seen = true;
+      shown.seen = this.model.now().getTime();
     });
   }
 
   /** Notices of these notebooks are of no more use: somebody has gone on, or a newer one comes. What nobody can have
-   * seen stays. */
+   * read stays. */
   private withdraw(paths: string[]): void {
-    const of = (shown: IShown): boolean => shown.notebooks.some(path => paths.includes(path));
+    const before = this.model.now().getTime() - READING_MS;
+    const over = ({ seen, notebooks }: IShown): boolean =>
+      seen !== null && seen <= before && notebooks.some(path => paths.includes(path));
     this.shown = this.shown.filter(shown => {
       const there = this.manager.has(shown.notification);
-      if (there && !(shown.seen && of(shown))) {
+      if (there && !over(shown)) {
         return true;
       }
       shown.forget();
@@ -298,23 +305,4 @@ function download(url: string): void {
   link.href = url;
   link.download = '';
   link.click();
-}
-
-/** Kernels whose end this browser has shown. */
-function seen(): string[] {
-  try {
-    const stored: unknown = JSON.parse(localStorage.getItem(STORE) ?? '[]');
-    return Array.isArray(stored) ? stored.filter(id => typeof id === 'string') : [];
-  } catch {
-    return []; // no storage here: shown again after a reload
-  }
-}
-
-function remember(kernelId: string): void {
-  try {
-    const ids = seen().filter(id => id !== kernelId);
-    localStorage.setItem(STORE, JSON.stringify([...ids, kernelId].slice(-REMEMBERED)));
-  } catch {
-    // No storage, or a full one: see above.
-  }
 }

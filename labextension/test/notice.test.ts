@@ -74,6 +74,7 @@ describe('Notices', () => {
   let stones: ITombstone[];
   let asked: string[];
   let opened: string[];
+  let passed: number;
 
   beforeEach(() => {
     localStorage.clear();
@@ -94,6 +95,7 @@ describe('Notices', () => {
     manager = new NotificationManager();
     asked = [];
     opened = [];
+    passed = 0;
     const api = {
       tombstone: async (id: string) => {
         asked.push(id);
@@ -105,7 +107,7 @@ describe('Notices', () => {
       },
       recoveryUrl: (id: string) => `/recovery/${id}`
     };
-    const model = new GuardModel(source, () => NOW.getTime());
+    const model = new GuardModel(source, () => NOW.getTime() + passed);
     const open = (path: string): void => void opened.push(path);
     notices = new Notices(model, api, documents, manager, open, trans, 'me');
   }
@@ -234,10 +236,11 @@ describe('Notices', () => {
     expect(followed).toEqual([expect.stringMatching(/\/recovery\/id-2$/)]);
   });
 
-  /** JupyterLab shows the notifications that there are. */
+  /** JupyterLab shows the notifications that there are, and time to read them passes. */
   async function show(): Promise<void> {
     manager.notifications.forEach(({ id }) => popUp(id));
     await new Promise(resolve => setTimeout(resolve));
+    passed += 5_000;
   }
 
   it('goes when a cell of the notebook runs in its next kernel', async () => {
@@ -265,7 +268,7 @@ describe('Notices', () => {
     expect(manager.notifications[0]?.id).not.toBe(old?.id);
   });
 
-  it('stays as long as nobody can have seen it', async () => {
+  it('stays as long as nobody can have read it', async () => {
     vi.mocked(document.hasFocus).mockReturnValue(false);
     answered();
     open();
@@ -277,7 +280,10 @@ describe('Notices', () => {
     expect(manager.count).toBe(2);
     vi.mocked(document.hasFocus).mockReturnValue(true);
     window.dispatchEvent(new Event('focus'));
+    passed += 4_999;
+    documents.ran.emit(PATH);
     expect(manager.count).toBe(2);
+    passed += 1;
     documents.ran.emit(PATH);
     expect(manager.notifications).toHaveLength(1); // the newer one was never shown
   });

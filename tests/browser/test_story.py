@@ -88,6 +88,7 @@ def test_use_countdown_warning_keep_and_shutdown(start_lab: Callable[..., Lab]) 
     page.shot("6-details")
     page.page.locator(".jp-Dialog").get_by_role("button", name="Close").click()
     expect(notice).to_be_visible()
+    page.page.wait_for_timeout(5_000)  # to read it
     page.run_cell(2)  # in a new kernel
     expect(notice).to_have_count(0)
 
