@@ -10,6 +10,7 @@ from .core.judgement import Track
 from .core.life import Life
 from .core.model import Instant, Kernel, Presence, Usage, Verdict
 from .core.policy import Policy
+from .reach import Reaches
 
 
 @dataclass(slots=True)
@@ -25,6 +26,7 @@ class Watched:
     judged: Instant | None = None  # when what the verdict rests on was observed
     moved: Instant | None = None  # when its life last took an event
     presence: Presence = field(default_factory=Presence)
+    reaches: Reaches = field(default_factory=Reaches)  # of its warnings
     models: tuple[str, ...] = ()  # of the GPUs that it holds, or held when that could last be told
     saving: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
