@@ -27,7 +27,7 @@ from .config import GpuGuard, Settings
 from .core.policy import PolicyError
 from .kernel import words
 from .kernel.servers import NOT_OURS, REFUSED, NoAnswer, Server, ask, server_of
-from .policies import check_file, explain
+from .policies import check_file, explain, vain_in
 
 Json = dict[str, Any]
 
@@ -79,7 +79,9 @@ def _parser() -> argparse.ArgumentParser:
     policy = commands.add_parser("policy", help="check and explain policies").add_subparsers(
         required=True, metavar="COMMAND"
     )
-    check = policy.add_parser("check", parents=[config], help="list every mistake in a policy file")
+    check = policy.add_parser(
+        "check", parents=[config], help="list every mistake in a policy file, and what has no effect"
+    )
     check.add_argument("file", metavar="FILE")
     check.set_defaults(run=_policy_check)
     why = policy.add_parser(
@@ -258,9 +260,13 @@ def _policy_check(arguments: argparse.Namespace) -> int:
     mistakes = check_file(arguments.file, base)
     for mistake in mistakes:
         print(mistake)
-    if not mistakes:
-        print(f"{arguments.file} is good")
-    return int(bool(mistakes))
+    if mistakes:
+        return 1
+    vain = [one for one in vain_in(arguments.file, base, datetime.now(timezone.utc)) if one.in_file]
+    for one in vain:
+        print(one)
+    print(f"{arguments.file} is good{', but for what has no effect' if vain else ''}")
+    return 0
 
 
 def _policy_explain(arguments: argparse.Namespace) -> int:

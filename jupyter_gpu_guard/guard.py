@@ -35,6 +35,7 @@ from .core.model import (
     VerdictKind,
 )
 from .core.policy import KernelFacts, Policy, PolicyLayers, resolve
+from .core.policy_vain import find_vain
 from .core.reasons import Reason, because
 from .extensions import Extensions, Kept
 from .history import HistoryError
@@ -287,8 +288,8 @@ class Guard:
             self._tell_of_vain_entries()
 
     def _tell_of_vain_entries(self) -> None:
-        for line in self.layers.shadowed():
-            self.log.warning("gpu_guard: %s", line)
+        for vain in find_vain(self.layers, self.clock().at):
+            self.log.warning("gpu_guard: %s", vain)
 
     # --- judging ---
 

@@ -19,6 +19,7 @@ from .config import Settings
 from .core.policy import KernelFacts, PolicyError, PolicyLayers, resolve
 from .core.policy_fields import BY_NAME, show_field
 from .core.policy_layers import FILE, with_file
+from .core.policy_vain import Vain, find_vain
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -121,6 +122,21 @@ def check_file(path: str, base: PolicyLayers | None = None) -> list[PolicyError]
         return [error]
 
 
+def vain_in(path: str, base: PolicyLayers, now: datetime) -> list[Vain]:
+    """What never has an effect in a policy file laid over `base`, with its lines, and in `base` under it. A file with
+    mistakes is left out."""
+    try:
+        _, text = _read(path, unless=None)
+        layers, errors = _laid_over(base, text or "", path)
+    except PolicyError as error:
+        text, layers, errors = "", base, [error]
+    found = find_vain(base if errors else layers, now)
+    return [
+        replace(vain, place=_place(vain.key, vain.entry, text or "", path)) if vain.in_file else vain
+        for vain in found
+    ]
+
+
 def explain(
     settings: Settings,
     *,
@@ -185,17 +201,21 @@ def _laid_over(base: PolicyLayers, text: str, path: str) -> tuple[PolicyLayers, 
         raise PolicyError("policy_file", path, f"TOML ({wrong})") from None
     layers, errors = with_file(base, content)
     for error in errors:
-        _locate(error, text, os.path.basename(path))
+        _locate(error, text, path)
     return layers, errors
 
 
-def _locate(error: PolicyError, text: str, name: str) -> None:
+def _locate(error: PolicyError, text: str, path: str) -> None:
     """Put file and line before the place that an error names, if it lies in the file."""
     if not error.where.startswith(FILE) and error.where:
         return
-    line = _line_of(error.key, error.entry, text)
-    place = f"{name}:{line}" if line else name
+    place = _place(error.key, error.entry, text, path)
     error.where = f"{place}, {error.where}" if error.entry is not None and error.where else place
+
+
+def _place(key: str, entry: int | None, text: str, path: str) -> str:
+    name, line = os.path.basename(path), _line_of(key or "name", entry, text)
+    return f"{name}:{line}" if line else name
 
 
 def _line_of(key: str, entry: int | None, text: str) -> int | None:

@@ -1,6 +1,7 @@
 """The layers of configuration: read, checked and put on top of each other.
 
-Which entries apply to a kernel, and what a user's choice may do, stands in `policy`.
+Which entries apply to a kernel, and what a user's choice may do, stands in `policy`; what never has an effect, in
+`policy_vain`.
 """
 
 from __future__ import annotations
@@ -72,16 +73,6 @@ class PolicyLayers:
             "observe": bool(self.observe_because),
         }
         return hashlib.sha256(json.dumps(_plain(parts), sort_keys=True).encode()).hexdigest()
-
-    def shadowed(self) -> tuple[str, ...]:
-        """What entries set in vain, because command line, config or the policy file's top level set it: to be told."""
-        found = []
-        for rule in (*self.file_rules, *self.rules):
-            above = self.pinned if rule in self.file_rules else {**self.file_values, **self.pinned}
-            for key in rule.values.keys() & above.keys():
-                source = PINNED if key in self.pinned else FILE
-                found.append(f"{key} of {rule.source} has no effect: {source} sets it")
-        return tuple(sorted(found))
 
 
 def _plain(value: object) -> object:

@@ -17,7 +17,8 @@ from .quantities import PolicyError, parse_flag, parse_text
 #: What the person who runs the kernel decides: by choosing it, nobody may loosen what holds for them.
 CHOSEN_BY_USER = frozenset({"kernel_name", "path", "label"})
 MATCH_KEYS = ("kernel_name", "path", "gpu", "user", "group", "label")
-_GLOBS = frozenset({"kernel_name", "path", "gpu"})
+#: What is matched by patterns; the others are matched as they are.
+PATTERNS = frozenset({"kernel_name", "path", "gpu"})
 _ENTRY_KEYS = ("name", "match", "expires", "reason", "trusted")
 _TOKEN = re.compile(r"(?:^|(?<=/))\*\*/|\*+|\?|\[!?\]?[^\]]*\]|.", re.DOTALL)
 
@@ -68,7 +69,7 @@ def _holds(key: str, wanted: tuple[str, ...], facts: KernelFacts) -> bool:
         "group": facts.groups,
         "label": (facts.label,),
     }[key]
-    if key in _GLOBS:
+    if key in PATTERNS:
         return any(
             _regex(pattern).fullmatch(text) for pattern in wanted for text in found if text is not None
         )
@@ -175,7 +176,7 @@ def _parse_patterns(raw: object, name: str, key: str) -> tuple[str, ...]:
     if name == "gpu":
         patterns = tuple(pattern.lower() for pattern in patterns)
     try:
-        for pattern in patterns if name in _GLOBS else ():
+        for pattern in patterns if name in PATTERNS else ():
             _regex(pattern)
     except re.error as error:
         raise PolicyError(key, raw, f"a pattern of *, **/, ? and [...] ({error})") from None

@@ -6,16 +6,18 @@ Changes nothing, and every check has an end: the driver, a kernel's Python and a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 
 from jupyter_core.paths import jupyter_data_dir
 
 from ..config import Settings
+from ..core.policy_vain import find_vain
 from ..kernel.servers import Server
-from ..policies import check_file
+from ..policies import check_file, vain_in
 from ..procfs import GPU_FILES, ProcFiles
 from . import gpu, jupyter, machine, servers
-from .finding import Finding, Level, fail, ok
+from .finding import Finding, Level, fail, ok, warn
 
 __all__ = ["Finding", "Level", "examine", "misconfigured"]
 
@@ -32,7 +34,8 @@ def examine(settings: Settings, running: Sequence[Server]) -> Iterator[Finding]:
     yield jupyter.lab_extension()
     yield from jupyter.kernel_halves()
     yield ok("configuration", f"mode {settings.mode.value}, gpu_source {settings.gpu_source}")
-    yield policy_file(settings)
+    yield from policy_file(settings)
+    yield from vain(settings)
     yield machine.history(_history(settings))
     roots = [server.root_dir for server in running if server.root_dir] or ["."]
     yield from machine.recovery(settings.recovery_dir, roots)
@@ -44,16 +47,29 @@ def misconfigured(error: str) -> Finding:
     return fail("configuration", error, "Correct it: a server does not start with a wrong option.")
 
 
-def policy_file(settings: Settings) -> Finding:
-    """Whether the policy file is good, by itself and together with the configuration."""
-    name = "policy file"
-    if not settings.policy_file:
-        return ok(name, "none is set")
-    errors = check_file(settings.policy_file, settings.layers)
-    if errors:
-        remedy = "Correct it: a server that starts with a wrong file observes only."
-        return fail(name, "; ".join(str(error) for error in errors), remedy)
-    return ok(name, f"{settings.policy_file} is good")
+def policy_file(settings: Settings) -> Iterator[Finding]:
+    """Whether the policy file is good, by itself and together with the configuration: each mistake by itself."""
+    name, path = "policy file", settings.policy_file
+    if not path:
+        yield ok(name, "none is set")
+        return
+    errors = check_file(path, settings.layers)
+    for error in errors:
+        if error.key == "policy_file":
+            remedy = "Make it such a file, or set GpuGuard.policy_file to one"
+        else:
+            remedy = f"Correct {error.key} there"
+        yield fail(name, str(error), f"{remedy}: a server that starts with a wrong file observes only.")
+    if not errors:
+        yield ok(name, f"{path} is good")
+
+
+def vain(settings: Settings) -> Iterator[Finding]:
+    """What is configured, in the policy file or beside it, and never has an effect."""
+    now = datetime.now(timezone.utc)
+    file = settings.policy_file
+    for one in vain_in(file, settings.layers, now) if file else find_vain(settings.layers, now):
+        yield warn("policy file" if one.in_file else "policies", str(one), one.remedy)
 
 
 def _history(settings: Settings) -> Path:

@@ -15,16 +15,21 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import math
+import numbers
 import os
 import re
 import threading
 import time
 import uuid
 import weakref
-from typing import Iterator
+from typing import Any, Iterator
 
 ENVIRONMENT = "JUPYTER_GPU_GUARD_SIMULATED"
 SUFFIX = ".gpu"
+#: The cards that a server simulates: how many, and the bytes of memory of each.
+GPUS = 2
+CARD_BYTES = 16 << 30
 
 _UNITS = {
     "": 1,
@@ -45,7 +50,8 @@ class SimulatedGpu:
     to 1; `gpu`: which of the simulated GPUs, counted from 0. It belongs to the process that made it: a forked child
     has to make its own. May be used from several threads.
 
-    Raises RuntimeError where the server has no simulated GPUs and after `close`, ValueError for numbers out of range.
+    Raises RuntimeError where the server has no simulated GPUs and after `close`. A wrong argument is a ValueError that
+    names it, and what would be right; it changes nothing.
     """
 
     def __init__(self, memory: int | str = 0, utilization: float = 0.0, gpu: int = 0) -> None:
@@ -54,10 +60,8 @@ class SimulatedGpu:
             raise RuntimeError(
                 "this server has no simulated GPU: start it with --GpuGuard.gpu_source=simulated"
             )
-        if gpu < 0:
-            raise ValueError(f"gpu counts from 0, not {gpu!r}")
-        self._gpu = gpu
-        self._memory = _bytes(memory)
+        self._gpu = _index(gpu)
+        self._memory = _bytes(memory, CARD_BYTES, f"simulated GPU {self._gpu} has")
         self._utilization = _ratio(utilization)
         self._uses: dict[object, float] = {}
         self._published = 0.0
@@ -86,19 +90,18 @@ class SimulatedGpu:
 
     def allocate(self, memory: int | str) -> None:
         """Hold so much more memory."""
-        amount = _bytes(memory)
         with self._change():
-            self._memory += amount
+            left = CARD_BYTES - self._memory
+            self._memory += _bytes(memory, left, f"are left of simulated GPU {self._gpu}")
 
     def free(self, memory: int | str | None = None) -> None:
         """Give so much memory back; all of it without an amount."""
-        amount = self._memory if memory is None else _bytes(memory)
         with self._change():
-            self._memory = max(0, self._memory - amount)
+            self._memory -= self._memory if memory is None else _bytes(memory, self._memory, "are held")
 
     def use(self, utilization: float = 1.0, seconds: float = 1.0) -> None:
         """Be busy for so long, then go back to what it was before. Uses in several threads add up."""
-        use, ratio = object(), _ratio(utilization)
+        use, ratio, seconds = object(), _ratio(utilization), _seconds(seconds)
         try:
             with self._change():
                 self._uses[use] = ratio
@@ -189,16 +192,52 @@ class _HeldFile:
         self._descriptor = -1
 
 
-def _bytes(amount: int | str) -> int:
-    """Bytes from a number, or from text with a unit from KB to GiB."""
-    match = re.match(r"(\d+(?:\.\d+)?)\s*([a-z]*)$", str(amount).strip(), re.IGNORECASE)
-    unit = _UNITS.get(match.group(2).upper()) if match else None
-    if match is None or unit is None:
-        raise ValueError(f"memory is a number of bytes or a text such as '4GiB', not {amount!r}")
-    return int(float(match.group(1)) * unit)
+def _wrong(key: str, value: object, expected: str) -> ValueError:
+    return ValueError(f"{key} = {value!r}: expected {expected}")
 
 
-def _ratio(number: float) -> float:
-    if not 0 <= number <= 1:
-        raise ValueError(f"utilization is a share from 0 to 1, not {number!r}")
-    return float(number)
+def _number(value: Any) -> float | None:
+    """None for what is no number, a bool and nan among them."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        number = math.inf
+    return None if math.isnan(number) else number
+
+
+def _index(value: Any) -> int:
+    number = _number(value)
+    if number is None or number not in range(GPUS):
+        raise _wrong("gpu", value, f"a whole number from 0 to {GPUS - 1}: there are {GPUS} simulated GPUs")
+    return int(number)
+
+
+def _bytes(value: Any, most: int, whose: str) -> int:
+    """Bytes from a number, or from text with a unit from KB to GiB, up to `most`, which are what `whose` says."""
+    amount = _number(value)
+    match = re.match(
+        r"\s*(\d+(?:\.\d+)?)\s*([a-z]*)\s*$", value if isinstance(value, str) else "", re.IGNORECASE
+    )
+    if match is not None and match.group(2).upper() in _UNITS:
+        amount = float(match.group(1)) * _UNITS[match.group(2).upper()]
+    if amount is None or not 0 <= amount <= most:
+        text = f"{most / (1 << 30):g} GiB" if most >= 1 << 30 else f"{most} bytes"
+        right = f"bytes from 0, or a text such as '4GiB', and at most the {text} that {whose}"
+        raise _wrong("memory", value, right)
+    return int(amount)
+
+
+def _ratio(value: Any) -> float:
+    number = _number(value)
+    if number is None or not 0 <= number <= 1:
+        raise _wrong("utilization", value, "a share of the time, a number from 0 to 1")
+    return number
+
+
+def _seconds(value: Any) -> float:
+    number = _number(value)
+    if number is None or not 0 <= number <= threading.TIMEOUT_MAX:
+        raise _wrong("seconds", value, "a number from 0")
+    return number

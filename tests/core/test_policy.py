@@ -708,16 +708,6 @@ def test_layers_add_up_setting_by_setting() -> None:
     }
 
 
-def test_what_an_entry_sets_in_vain_is_told() -> None:
-    base = parse_layers(pinned={"mode": "warn"}, policies=[{"name": "c", "mode": "enforce", "window": 60}])
-    layers = filed({"window": 90, "policies": [{"name": "f", "mode": "observe", "window": 30}]}, base)
-    assert layers.shadowed() == (
-        "mode of policies[0] (c) has no effect: command line or config sets it",
-        "mode of policy_file [f] has no effect: command line or config sets it",
-        "window of policies[0] (c) has no effect: policy_file sets it",
-    )
-
-
 def test_two_lists_that_meet_are_pulled_into_place() -> None:
     base = parse_layers(
         policies=[{"name": "c", "match": {"user": "ada"}, "window": "40m", "warn_before": ["50m"]}]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -20,6 +21,8 @@ from jupyter_gpu_guard.core.policy import (
 )
 from jupyter_gpu_guard.core.policy_fields import BY_NAME, FIELDS
 from jupyter_gpu_guard.core.policy_layers import with_file
+from jupyter_gpu_guard.core.policy_rules import Rule
+from jupyter_gpu_guard.core.policy_vain import Vain, find_vain
 from jupyter_gpu_guard.core.quantities import (
     LONGEST,
     SHORTEST,
@@ -197,7 +200,7 @@ def test_what_a_user_chooses_never_loosens(
 ) -> None:
     """The same policies with entries that users choose in front, and without."""
     chosen = [{**entry, "match": {"path": "*"}, "trusted": False} for entry in choices]
-    without = layered(pinned, in_file, file_list, in_config, traits, interval)
+    plain = layered(pinned, in_file, file_list, in_config, traits, interval)
     with_choice = layered(
         pinned,
         in_file,
@@ -206,9 +209,9 @@ def test_what_a_user_chooses_never_loosens(
         traits,
         interval,
     )
-    assume(without is not None and with_choice is not None)
-    assert without is not None and with_choice is not None
-    held = strictly_firm(without)
+    assume(plain is not None and with_choice is not None)
+    assert plain is not None and with_choice is not None
+    held = strictly_firm(plain)
     before, after = looseness(resolve(held, FACTS, NOW)), looseness(resolve(with_choice, FACTS, NOW))
     assert {key: after[key] for key in after if after[key] > before[key]} == {}
 
@@ -232,3 +235,58 @@ def test_what_has_expired_is_as_if_it_were_not_there(expired: list[dict[str, Any
     assume(layers is not None)
     assert layers is not None
     assert resolve(layers, FACTS, NOW) == resolve(PolicyLayers(), FACTS, NOW)
+
+
+def without(layers: PolicyLayers, vain: tuple[Vain, ...]) -> PolicyLayers:
+    """The layers without what is said to have no effect."""
+    gone = {(one.in_file, one.entry, one.key) for one in vain}
+
+    def kept(rules: tuple[Rule, ...], in_file: bool) -> tuple[Rule, ...]:
+        return tuple(
+            replace(
+                rule, values={k: v for k, v in rule.values.items() if (in_file, rule.index, k) not in gone}
+            )
+            for rule in rules
+            if (in_file, rule.index, "") not in gone
+        )
+
+    return replace(
+        layers,
+        file_values={k: v for k, v in layers.file_values.items() if (True, None, k) not in gone},
+        file_rules=kept(layers.file_rules, True),
+        rules=kept(layers.rules, False),
+    )
+
+
+dated = st.builds(
+    lambda entry, expires: {**entry, **({"expires": expires} if expires else {})},
+    entries,
+    st.sampled_from(["", "2027-02-01", "2027-03-01T12:00:01Z", "2028-01-01"]),
+)
+anybody = st.builds(
+    KernelFacts,
+    st.sampled_from(["python3", "ir"]),
+    st.sampled_from([(), ("a/b.ipynb",), ("c/d.ipynb",)]),
+    st.sampled_from([(), ("NVIDIA L4",)]),
+    st.sampled_from([None, "ada", "bob"]),
+    st.sampled_from([(), ("lab",)]),
+    st.sampled_from([None, "exam"]),
+)
+
+
+@settings(max_examples=500, deadline=None)
+@given(values, values, st.lists(dated, max_size=4), st.lists(dated, max_size=4), intervals, anybody)
+def test_what_is_said_to_have_no_effect_has_none(
+    pinned: dict[str, Any],
+    in_file: dict[str, Any],
+    file_list: list[dict[str, Any]],
+    in_config: list[dict[str, Any]],
+    interval: float | None,
+    facts: KernelFacts,
+) -> None:
+    layers = layered(pinned, in_file, file_list, in_config, {}, interval)
+    assume(layers is not None)
+    assert layers is not None
+    vain = find_vain(layers, NOW)
+    for now in (NOW, NOW + timedelta(days=1), NOW + timedelta(days=800)):
+        assert resolve(without(layers, vain), facts, now) == resolve(layers, facts, now)

@@ -450,6 +450,27 @@ def test_a_policy_file_is_held_against_the_configuration(tmp_path, capsys):
     assert main(["policy", "check", file]) == 0
 
 
+def test_what_has_no_effect_in_a_policy_file_is_told(tmp_path, capsys):
+    text = """idle_timeout = "3h"
+[[policies]]
+name = "everybody"
+[[policies]]
+name = "late"
+window = "5m"
+"""
+    file = policy_file(tmp_path, text)
+    (tmp_path / "config").mkdir()
+    config = 'c.GpuGuard.idle_timeout = "1h"\nc.GpuGuard.policies = [{"idle_timeout": "2h"}]\n'
+    (tmp_path / "config" / "jupyter_server_config.py").write_text(config)
+    assert main(["policy", "check", file]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "policy.toml:1: idle_timeout of policy_file has no effect: command line or config sets it",
+        "policy.toml:5: policy_file [late] has no effect: policy_file [everybody] comes first, "
+        "and matches all that it matches",
+        f"{file} is good, but for what has no effect",
+    ]
+
+
 @pytest.mark.parametrize("name", ["missing.toml", "."])
 def test_a_policy_file_that_cannot_be_read(tmp_path, capsys, name):
     assert main(["policy", "check", str(tmp_path / name)]) == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from jupyter_gpu_guard import nvml_card
 from jupyter_gpu_guard.cli import main, read_settings
-from jupyter_gpu_guard.doctor import gpu, jupyter, machine, policy_file, servers
+from jupyter_gpu_guard.doctor import gpu, jupyter, machine, policy_file, servers, vain
 from jupyter_gpu_guard.doctor.finding import Finding, Level
 from jupyter_gpu_guard.kernel.servers import Server
 from tests.edges.answering import REPOSITORY, Odd, answering, by_path, kernel, reason, says, status
@@ -77,6 +78,10 @@ def test_a_driver_that_hangs(standin, monkeypatch):
     standin.hang("nvmlDeviceGetCount")
     (finding,) = driver_findings()
     failed(finding, "the driver has not answered", "a driver that hangs needs a restart")
+    standin.clear_rules()  # its thread must not reach into the driver of the next test
+    for thread in threading.enumerate():
+        if thread.name == "gpu-guard-doctor":
+            thread.join(20)
 
 
 def test_a_card_whose_processes_cannot_be_listed(standin):
@@ -323,14 +328,42 @@ def test_the_python_of_a_kernel(argv, python):
 def test_the_policy_file(alone):
     file = alone / "policy.toml"
     settings = read_settings(None, [f"--GpuGuard.policy_file={file}"])
-    failed(policy_file(settings), "a readable file", "observes only")
+    (missing,) = policy_file(settings)
+    failed(missing, "a readable file", "set GpuGuard.policy_file to one")
     file.write_text('idle_timeout = "-1h"\nmod = "warn"\n')
-    finding = policy_file(settings)
-    failed(finding, "policy.toml:1: idle_timeout = '-1h'", "Correct it")
-    assert "policy.toml:2: mod = 'warn'" in finding.found
+    first, second = policy_file(settings)
+    failed(
+        first, "policy.toml:1: idle_timeout = '-1h': expected a duration of 0 or more", "Correct idle_timeout"
+    )
+    failed(
+        second, "policy.toml:2: mod = 'warn': expected a known key: did you mean mode?", "Correct mod there"
+    )
     file.write_text('idle_timeout = "1h"\n')
-    assert policy_file(settings).found == f"{file} is good"
-    assert policy_file(read_settings(None, [])).found == "none is set"
+    assert [f.found for f in policy_file(settings)] == [f"{file} is good"]
+    assert [f.found for f in policy_file(read_settings(None, []))] == ["none is set"]
+
+
+def test_what_has_no_effect(alone):
+    file = alone / "policy.toml"
+    file.write_text('idle_timeout = "1h"\n\n[[policies]]\nname = "old"\nexpires = 2025-01-01\n')
+    own = [{"name": "own", "idle_timeout": "2h", "window": "5m"}]
+    options = ["--GpuGuard.window=9m", f"--GpuGuard.policies={own!r}"]
+    window = "window of policies[0] (own) has no effect: command line or config sets it"
+    hidden = "idle_timeout of policies[0] (own) has no effect: policy_file sets it"
+    old = "policy.toml:4: policy_file [old] has no effect: it expired at 2025-01-02T00:00:00Z"
+    with_file = [f"--GpuGuard.policy_file={file}", *options]
+    found = list(vain(read_settings(None, with_file)))
+    assert [(f.name, f.found) for f in found] == [
+        ("policy file", old),
+        ("policies", hidden),
+        ("policies", window),
+    ]
+    assert {f.status for f in found} == {Level.WARN}
+    assert found[0].remedy == "Remove it, or let it expire later."
+    file.write_text("idle_timeout = -1\n")
+    assert [f.found for f in vain(read_settings(None, with_file))] == [window]
+    assert [f.found for f in vain(read_settings(None, options))] == [window]
+    assert list(vain(read_settings(None, []))) == []
 
 
 def test_a_wrong_option_is_the_only_finding(capsys):

@@ -5,10 +5,12 @@ How the end of a process and damaged files are met is in test_simulated_files.py
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from jupyter_gpu_guard.core.model import TelemetryState
-from jupyter_gpu_guard.kernel.simulated_gpu import ENVIRONMENT, SimulatedGpu
+from jupyter_gpu_guard.kernel.simulated_gpu import CARD_BYTES, ENVIRONMENT, GPUS, SimulatedGpu
 from jupyter_gpu_guard.simulated import SimulatedCard, SimulatedReader
 from tests.edges.simulated_process import GIB, Child, processes
 
@@ -167,24 +169,58 @@ def test_a_server_without_simulated_gpus_is_told_how_to_have_them(monkeypatch, v
     assert str(raised.value) == text
 
 
+MEMORY = "bytes from 0, or a text such as '4GiB', and at most the 16 GiB that simulated GPU 0 has"
+SHARE = "a share of the time, a number from 0 to 1"
+INDEX = "a whole number from 0 to 1: there are 2 simulated GPUs"
+
+
 @pytest.mark.parametrize(
-    ("settings", "named"),
+    ("key", "values", "expected"),
     [
-        ({"memory": "4 apples"}, "4 apples"),
-        ({"memory": "GiB"}, "GiB"),
-        ({"memory": -1}, "-1"),
-        ({"memory": True}, "True"),
-        ({"utilization": 1.5}, "1.5"),
-        ({"utilization": -0.1}, "-0.1"),
-        ({"utilization": float("nan")}, "nan"),
-        ({"gpu": -1}, "-1"),
+        (
+            "memory",
+            ["4 apples", "GiB", "", "-1GiB", "400GiB", "9" * 400, -1, (16 << 30) + 1, 10**400, True, None, [1],
+             float("nan"), float("inf")],
+            MEMORY,
+        ),
+        ("utilization", [1.5, -0.1, float("nan"), True, "0.5", None], SHARE),
+        ("gpu", [-1, 2, 7, True, "0", 0.5, 1e300, None], INDEX),
     ],
-)
-def test_numbers_out_of_range_are_refused_and_nothing_is_held(monkeypatch, folder, settings, named):
+)  # fmt: skip
+def test_wrong_arguments_are_named_and_nothing_is_held(monkeypatch, folder, key, values, expected):
     monkeypatch.setenv(ENVIRONMENT, str(folder))
-    with pytest.raises(ValueError, match=named):
-        SimulatedGpu(**settings)
+    for value in values:
+        with pytest.raises(ValueError, match=key) as raised:
+            SimulatedGpu(**{key: value})
+        assert str(raised.value) == f"{key} = {value!r}: expected {expected}"
     assert list(folder.iterdir()) == []
+
+
+def test_a_wrong_change_is_named_and_changes_nothing(monkeypatch, folder):
+    monkeypatch.setenv(ENVIRONMENT, str(folder))
+    with SimulatedGpu("12GiB", 0.25, gpu=1) as gpu:
+        (file,) = folder.iterdir()
+        before = file.read_text()
+        for change, message in [
+            (lambda: gpu.allocate("8GiB"), "memory = '8GiB': expected bytes from 0, or a text such as '4GiB', and at "
+             "most the 4 GiB that are left of simulated GPU 1"),
+            (lambda: gpu.allocate(-5), "memory = -5: "),
+            (lambda: gpu.free("13GiB"), "and at most the 12 GiB that are held"),
+            (lambda: gpu.free(True), "memory = True: "),
+            (lambda: gpu.use(2), "utilization = 2: "),
+            (lambda: gpu.use(1, seconds=-1), "seconds = -1: expected a number from 0"),
+            (lambda: gpu.use(1, seconds="5"), "seconds = '5': "),
+            (lambda: gpu.use(1, seconds=1e300), "seconds = 1e+300: "),
+            (lambda: setattr(gpu, "utilization", "0.5"), "utilization = '0.5': "),
+        ]:  # fmt: skip
+            with pytest.raises(ValueError, match=re.escape(message)):
+                change()
+        assert (gpu.memory, gpu.utilization, file.read_text()) == (12 << 30, 0.25, before)
+
+
+def test_the_cards_that_a_process_knows_of_are_those_of_the_server(reader):
+    cards = reader.read().gpus
+    assert [card.memory_total_bytes for card in cards] == [CARD_BYTES] * GPUS
 
 
 @pytest.mark.parametrize(
