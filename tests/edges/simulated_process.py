@@ -15,7 +15,8 @@ GIB = 1 << 30
 
 #: Runs each line that it is sent, a Python text as a literal, and answers with what it printed.
 LOOP = """
-import ast, os, subprocess, sys, threading, time
+import ast, os, signal, subprocess, sys, threading, time
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with it ignored
 from jupyter_gpu_guard.kernel.simulated_gpu import SimulatedGpu
 for line in sys.stdin:
     exec(ast.literal_eval(line))

@@ -400,10 +400,9 @@ async def test_kernels_that_ran_before_are_adopted_and_all_is_left_as_it_was(wat
         ended = await becomes(watch, kernel_id, lambda k: k.watched, "watched once the cell has ended")
         assert (ended.execution_state, ended.executing) == ("idle", 0)
         assert ended.last_execution_end > began
-        # Nobody saw it begin: of the silent one it is known since when the shell has owed an answer.
+        # Nobody saw it begin: at most it is known since when the shell has owed an answer.
         longest = ended.last_execution_end.since(began).total_seconds()
-        known = ended.last_execution_seconds
-        assert known is None if kernel_id == printing else 0 < known <= longest
+        assert (ended.last_execution_seconds or 0) <= longest
 
     mkm.remove_kernel(silent)  # as when a kernel is lost without a shutdown
     assert [k.kernel_id for k in await watch.kernels()] == [printing]
