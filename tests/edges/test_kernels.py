@@ -154,8 +154,9 @@ async def test_the_first_cell_is_never_missed(watch, jp_serverapp, jp_fetch, con
     # The guard's own request may have come after the cell, and is then answered after it.
     ended = await becomes(watch, kernel_id, lambda k: k.watched and not k.executing, "its end")
     assert ended.execution_state == "idle"
-    assert ended.last_execution_seconds == pytest.approx(4, abs=2)
-    assert ended.last_execution_end.since(ended.last_execution_start).total_seconds() >= 2
+    # At least what was heard of it is counted, never more than there was.
+    assert 0 < ended.last_execution_seconds < 6
+    assert ended.last_execution_end.since(ended.last_execution_start).total_seconds() < 6
 
 
 async def test_a_control_message_turns_the_server_idle_in_a_silent_cell_but_not_us(
