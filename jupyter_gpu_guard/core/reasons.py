@@ -55,6 +55,8 @@ TEXTS: Mapping[str, str] = {
     "pid_namespace": "the driver names processes of another pid namespace: run with the host's pids to attribute them",
     "unmatched_gpu_process": "a process on GPU {uuid} cannot be matched to a kernel",
     "proc_unreadable": "/proc of process {pid} cannot be read",
+    "network_unreadable": "network use cannot be read: {error}",
+    "network_namespace": "process {pid} has a network of its own",
     "remote_kernel": "the kernel runs on another machine",
     "watch_not_attached": "its messages are not watched yet",
     "kernel_pid_unknown": "the kernel's process is not known",

@@ -141,6 +141,8 @@ const UNKNOWN: Record<string, Sentence> = {
   unmatched_gpu_process: p =>
     p.t.__('A process on GPU %1 cannot be matched to a kernel.', p.plain('uuid')),
   proc_unreadable: p => p.t.__('Process %1 cannot be looked at.', p.plain('pid')),
+  network_unreadable: p => p.t.__('Network use cannot be read: %1', p.plain('error')),
+  network_namespace: p => p.t.__('Process %1 has a network of its own.', p.plain('pid')),
   remote_kernel: p => p.t.__('The kernel runs on another machine.'),
   watch_not_attached: p => p.t.__('Its messages are not watched yet.'),
   kernel_pid_unknown: p => p.t.__('The process of the kernel is not known.'),
