@@ -184,6 +184,7 @@ def kernel_to_wire(commands: Commands, watched: Watched) -> Json:
             for d in watched.presence.open_documents
         ],
         "metadata": metadata_to_wire(guard.labels.of(kernel.notebooks)),
+        "has_checkpoint": False,
         "recovery": commands.recovery_of(kernel.kernel_id),
     }
 

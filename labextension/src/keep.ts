@@ -97,7 +97,7 @@ export class Actions {
   async askAndShutDown(kernel: IKernel): Promise<boolean> {
     const answer = await showDialog({
       title: this.t.__('Shut down %1 now?', nameOf(kernel)),
-      body: [this.whatIsSaved(kernel), this.whatIsLost()].join(' '),
+      body: [this.whatIsSaved(kernel), this.whatIsLost(kernel)].join(' '),
       buttons: [
         Dialog.cancelButton(),
         Dialog.warnButton({ label: this.t.__('Save and shut down') })
@@ -124,8 +124,10 @@ export class Actions {
       : this.t.__('Nothing is unsaved.');
   }
 
-  whatIsLost(): string {
-    return this.t.__('Variables and GPU memory are lost.');
+  whatIsLost(kernel: IKernel): string {
+    return kernel.has_checkpoint
+      ? this.t.__('Your checkpoint function runs first; other variables and GPU memory are lost.')
+      : this.t.__('Variables and GPU memory are lost.');
   }
 
   private async keepFor(kernel: IKernel, seconds: number): Promise<boolean> {

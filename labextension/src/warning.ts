@@ -91,7 +91,7 @@ export class Warnings {
     const words = still(countdown(kernel, now), this.t, now);
     const parts = [words.endsWith('?') ? `${name}: ${words}` : this.t.__('%1 %2.', name, words)];
     if (kernel.mode === 'enforce') {
-      parts.push(this.saved(kernel), this.actions.whatIsLost());
+      parts.push(this.saved(kernel), this.actions.whatIsLost(kernel));
     }
     return parts.join(' ');
   }
@@ -134,7 +134,7 @@ export class Warnings {
       },
       {
         label: t.__('Shut down now'),
-        caption: actions.whatIsLost(),
+        caption: actions.whatIsLost(kernel),
         displayType: 'warn',
         callback: staying(() => actions.askAndShutDown(kernel))
       }

@@ -65,6 +65,7 @@ export interface IKernel {
   mode: Mode;
   policy: { name: string; idle_timeout_seconds: number; warn_before_seconds: number[] };
   gpus: IKernelGpu[];
+  has_checkpoint: boolean;
   documents: IReportedDocument[];
 }
 

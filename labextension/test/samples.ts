@@ -37,6 +37,7 @@ export function kernel(changes: Partial<IKernel> = {}): IKernel {
     mode: 'enforce',
     policy: { name: 'default', idle_timeout_seconds: 7200, warn_before_seconds: [3600, 900, 300] },
     gpus: [{ uuid: 'GPU-a', memory_bytes: 4 * 2 ** 30, sm_ratio: 0, attribution: 'kernel' }],
+    has_checkpoint: false,
     documents: [],
     ...changes
   };
