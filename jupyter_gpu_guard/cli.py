@@ -26,7 +26,7 @@ from ._version import __version__
 from .config import GpuGuard, Settings
 from .core.policy import PolicyError
 from .kernel import words
-from .kernel.servers import NOT_OURS, NoAnswer, Server, ask, server_of
+from .kernel.servers import NOT_OURS, REFUSED, NoAnswer, Server, ask, server_of
 from .policies import check_file, explain
 
 Json = dict[str, Any]
@@ -60,7 +60,7 @@ def _parser() -> argparse.ArgumentParser:
     as_json.add_argument("--json", action="store_true", help="print JSON for programs")
     server = argparse.ArgumentParser(add_help=False)
     server.add_argument(
-        "--url", help="ask the server at this address, instead of those that run on this machine"
+        "--url", type=_url, help="ask the server at this address, instead of those that run on this machine"
     )
     server.add_argument("--token", help="its token; better in the environment variable JUPYTER_TOKEN, where no other "
                         "user of the machine can read it")  # fmt: skip
@@ -98,6 +98,14 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _url(text: str) -> str:
+    """argparse shows the error, and ends with 2."""
+    if text.startswith(("http://", "https://")):
+        return text
+    likely = "" if "://" in text else f"; did you mean http://{text.rstrip('/')}/ ?"
+    raise argparse.ArgumentTypeError(f"{text!r} is no address such as http://127.0.0.1:8888/{likely}")
+
+
 def _user() -> str | None:
     try:
         return getpass.getuser()
@@ -117,12 +125,31 @@ def _status(arguments: argparse.Namespace) -> int:
     else:
         for server, found, error in answers:
             print("\n".join([server.url, *_told(found, error)]))
-        if not servers:
-            print("No Jupyter server of yours runs on this machine. Start one with `jupyter lab`, or name one "
-                  "elsewhere: jupyter gpu-guard status --url URL")  # fmt: skip
-        elif all(found is None for _, found, _ in answers):
-            print("`jupyter gpu-guard doctor` says what is in the way.")
+        for line in _hints(arguments.url, answers):
+            print(line)
     return 0 if any(found is not None for _, found, _ in answers) else 1
+
+
+def _hints(url: str | None, answers: Sequence[tuple[Server, Json | None, str | None]]) -> Iterable[str]:
+    """Which command to type next, where the answers leave something open."""
+    if not answers:
+        yield "No Jupyter server of yours runs on this machine. Start one with `jupyter lab`, or name one elsewhere:"
+        yield f"    {_command('http://HOST:8888/', token=True)}"
+        return
+    refused = [server for server, _, error in answers if error == REFUSED]
+    for server in refused:
+        yield f"Name the token of {server.url} (`jupyter server list` on its machine shows it):"
+        yield f"    {_command(server.url, token=True)}"
+    if len(refused) < len(answers) and all(found is None for _, found, _ in answers):
+        yield f"`jupyter gpu-guard doctor{f' --url {url}' if url else ''}` says what is in the way."
+    if len(answers) > 1:
+        yield "One of them alone:"
+        yield f"    {_command(answers[0][0].url)}"
+
+
+def _command(url: str, *, token: bool = False) -> str:
+    """How to ask one server; the token stands where no other user of the machine can read it."""
+    return f"{'JUPYTER_TOKEN=TOKEN ' if token else ''}jupyter gpu-guard status --url {url}"
 
 
 def _servers(arguments: argparse.Namespace) -> list[Server]:
@@ -181,11 +208,11 @@ def _heading(status: Json, now: datetime) -> Iterable[str]:
     if telemetry["reason"]:
         last = telemetry["last_success"]
         since = f", last read at {words.clock(words.moment(last), now)}" if last else ""
-        yield words.text_of(telemetry["reason"]) + since
+        yield words.text_of(telemetry["reason"], now) + since
     if not policy["valid"]:
-        yield words.text_of(policy["error"])
+        yield words.text_of(policy["error"], now)
     if status["hold"]:
-        yield words.text_of(status["hold"])
+        yield words.text_of(status["hold"], now)
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -15,6 +15,7 @@ from .extensions import Extensions, Kept
 from .guard import Guard
 from .notebooks import OldNonce, Saver, UnknownClient
 from .presence import People
+from .reach import parse_seen
 from .reclaim import Reclaimer
 from .record import iso
 from .recovery import NoSuchCopy, RecoveryStore
@@ -74,7 +75,9 @@ class Commands:
         self.guard.ask(watched, owner, save)
 
     def report(self, client_id: str, body: Mapping[str, Any]) -> None:
-        """Take in what a page has open and whether somebody is there. Raises BadReport."""
+        """Take in what a page has open, whether somebody is there, and which warnings it showed. Raises BadReport, and
+        changes nothing then. To see a warning is no input: it moves no deadline."""
+        seen = parse_seen(body.get("warnings_seen", []))
         changed = self._people.report(
             client_id,
             body.get("documents", []),
@@ -83,7 +86,16 @@ class Commands:
             self.guard.clock(),
             body.get("visible", True),
         )
+        for one in seen:  # before an input of the same report, which may take the warning back
+            watched = self.guard.state.watched.get(one.kernel_id)
+            if watched is not None:
+                self.guard.steps.seen(watched, one.given_at)
         self._people_changed(changed)
+
+    def shows(self, client_id: str, kernel_id: str) -> bool:
+        """Whether this page shows the warnings of a kernel: those that have it open do; where none has, all do."""
+        holders = self._people.clients_of(kernel_id)
+        return not holders or client_id in holders
 
     def is_hidden(self, client_id: str) -> bool:
         """Whether a page has said that nobody can see it."""

@@ -10,7 +10,7 @@ Two things make the watch trustworthy:
 * A request of our own on the shell channel. A subscription takes effect some time after it is asked for, and what was
   published before is lost. When the *busy* of our own request is heard on IOPub, the subscription stands, and all that
   came before it on the main shell has ended. Until then the kernel counts as not watched. A busy kernel answers only
-  when its cell ends.
+  when its cell ends; so one that can be heard (newer ones greet each subscriber, JEP 65) and owes the answer is busy.
 """
 
 from __future__ import annotations
@@ -153,6 +153,7 @@ class KernelFollower:
             self._log.debug("gpu_guard: unreadable message from kernel %s: %s", self.kernel_id, error)
             return
         assert self._session is not None
+        self.executions = self.executions.hear(self._clock())
         if parent_session == self._session.session:
             self._on_own_status(message)
         else:
@@ -180,7 +181,7 @@ class KernelFollower:
     def _on_own_status(self, message: Message) -> None:
         if message.execution_state == "busy" and not self.executions.settled:
             self._close_shell()
-            self._become(self.executions.settle())
+            self._become(self.executions.settle(self._clock()))
 
     def _become(self, executions: Executions) -> None:
         now = self._clock()

@@ -1,7 +1,7 @@
 """One reading of one card: its values, who is on it, and how much each of them used it.
 
-Covers cards with and without MIG, the merging of process lists with utilisation samples, what counts as damaged, and
-which values need not be asked for each time.
+Covers cards with and without MIG, cards that belong to Windows, the merging of process lists with utilisation samples,
+what counts as damaged, and which values need not be asked for each time.
 Doesn't cover finding the cards, nor what happens to the driver between readings (nvml).
 """
 
@@ -19,6 +19,8 @@ from .nvml_calls import LISTS, Code, Failed, Nvml, UseSample
 
 #: Where clients of the Multi-Process Service meet its server unless CUDA_MPS_PIPE_DIRECTORY names another place.
 MPS_PIPES = Path("/tmp/nvidia-mps")
+#: The only way to a card that belongs to Windows (WSL 2, and containers in it); there is no /dev/nvidia* then.
+WINDOWS_GPU = Path("/dev/dxg")
 
 #: So old, in seconds, may be what changes seldom or is only shown: MIG mode, power limit, temperature.
 SELDOM = 60.0
@@ -151,7 +153,7 @@ class _Reading:
 
     def take(self) -> CardReading:
         mig = self._is_split()
-        processes, strays = self._mig_processes() if mig else self._processes()
+        processes, strays = self._whose(mig)
         use = Unknown(because("mig_no_utilization")) if mig else self._utilization()
         power = self._watts(self._ask("nvmlDeviceGetPowerUsage"))
         self._card.plain = frozenset(self._plain)
@@ -177,6 +179,19 @@ class _Reading:
         if not well:
             self._card.kept.clear()
         return CardReading(gpu, frozenset(self._codes), self._newest_us, well)
+
+    def _whose(self, mig: bool) -> tuple[tuple[GpuProcess, ...] | Unknown, tuple[tuple[int, float], ...]]:
+        """The processes on the card, and the samples of others.
+
+        A card of Windows tells of none: its lists fail (WSL#7162, dask/distributed#5567) or hold processes of other
+        pid namespaces without their memory (nvitop#49), and no samples are taken. That is no error, but its nature;
+        an empty list or no sample is no proof there, so they are not even asked for.
+        """
+        if mig:
+            return self._mig_processes()
+        if WINDOWS_GPU.exists():
+            return Unknown(because("not_supported", call=LISTS["compute"])), ()
+        return self._processes()
 
     def _is_split(self) -> bool:
         """Whether the card is in MIG mode: read in the wrong mode, a card seems to have no processes. So it is asked

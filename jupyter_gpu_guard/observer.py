@@ -121,9 +121,9 @@ class Observer:
         if scan is None:
             return False
         # The server itself has the driver open while it reads.
-        openers = [
+        openers = (
             p for p in scan.processes.values() if p.opens_gpu is not False and p.key != scan.server_key
-        ]
+        )
         family = Family(scan, kernels, self._terminals())
         return any(family.owner(process).kind not in _OTHERS for process in openers)
 

@@ -122,6 +122,10 @@ class People:
         client = self._clients.get(client_id)
         return client is not None and not client.visible
 
+    def clients_of(self, kernel_id: str) -> frozenset[str]:
+        """The pages that have a document of this kernel open."""
+        return frozenset(name for name, client in self._clients.items() if kernel_id in client.kernels())
+
     def _note_input(self, client: _Client) -> None:
         if client.focused is not None and client.age is not None:
             self._present(client.focused, client.reported.plus(timedelta(seconds=-client.age)))

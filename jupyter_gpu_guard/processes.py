@@ -19,6 +19,7 @@ from .core.model import ByteReading, Instant, Process, ProcessKey, ProcessScan, 
 from .core.ownership import Family, Kind
 from .core.reasons import because
 from .process_record import TreeRecord, record_tree
+from .process_watch import ProcessWatch
 from .procfs import GPU_FILES, ProcFiles, Stat, parse_stat
 
 __all__ = ["GPU_FILES", "ProcessReader", "TreeRecord", "marked_processes", "means", "record_tree"]
@@ -154,6 +155,10 @@ class ProcessReader:
         gpu_files: Sequence[str] = GPU_FILES,
     ) -> None:
         self._files = ProcFiles(proc, gpu_files)
+        #: Those read between full scans; one of them that lives on is below the same parents as before.
+        self._watch = ProcessWatch() if proc == Path("/proc") else None
+        self._asked: set[ProcessKey] = set()
+        self._some_ended = False
         self._clock = clock
         self._pid = os.getpid()
         self._uid = os.geteuid()
@@ -163,6 +168,8 @@ class ProcessReader:
         self._lines: dict[int, bytes] = {}
         #: Of each process the pages that it maps, and whether libcuda is among them.
         self._maps: dict[ProcessKey, tuple[int, bool]] = {}
+        #: Of each process that has a GPU open, by which descriptor.
+        self._descriptors: dict[ProcessKey, str] = {}
         self._scanned: Instant | None = None
         self._means = _Means()
         self._unmatched: frozenset[int] = frozenset()
@@ -179,9 +186,7 @@ class ProcessReader:
         now = self._clock()
         if self._is_over(now, period):
             return self._scan(now, period, pids, roots)
-        laid: dict[int, Process | None] = {}
-        for pid in {*pids, *roots}:
-            self._read_chain(pid, laid)
+        laid = self._read_again({*pids, *roots})
         for process in [laid[pid] for pid in pids if pid in laid]:
             if process is not None and process.opens_gpu is not True:
                 opens = self._opens_gpu(process.key, process.uid, process.state)
@@ -239,8 +244,13 @@ class ProcessReader:
         # A marker is trusted from the second scan on: one just forked still shows its parent's environment.
         self._settled = {p.key: p.marker for p in table.values() if self._is_known(p.key)}
         self._maps = {key: maps for key, maps in self._maps.items() if key in counters}
+        self._descriptors = {key: number for key, number in self._descriptors.items() if key in counters}
         self._table = table
         self._lines.clear()
+        if self._watch is not None:
+            self._watch.drop_all_but({key for key in self._asked if key in counters})
+            self._asked.clear()
+            self._some_ended = self._watch.any_ended()
         self._scanned = now
         self.full_scans += 1
         self._measure(now, period, counters)
@@ -293,8 +303,11 @@ class ProcessReader:
         """Only our own user's processes can be asked, and the dead have nothing open."""
         if uid != self._uid or state in "ZX":
             return False
-        opened = self._files.opens_gpu_file(key.pid)
-        return self._maps_libcuda(key) if opened is False else opened
+        opened = self._files.gpu_descriptor(key.pid, self._descriptors.get(key))
+        if isinstance(opened, str):
+            self._descriptors[key] = opened
+            return True
+        return self._maps_libcuda(key) if opened is None else opened
 
     def _maps_libcuda(self, key: ProcessKey) -> bool | Unknown:
         """Looked up again when the process maps more or less than it did: the list of all mappings takes long."""
@@ -334,10 +347,43 @@ class ProcessReader:
             cpu_seconds=used,
         )
 
+    def _read_again(self, pids: Collection[int]) -> dict[int, Process | None]:
+        """These with their parents, as they are now. As long as all that are watched live on, those stay as they are;
+        once one has ended, others may have got another parent, and are read until the next full scan."""
+        if self._watch is not None and not self._some_ended:
+            self._some_ended = self._watch.any_ended()
+        trusted = not self._some_ended
+        laid: dict[int, Process | None] = {}
+        for pid in pids:
+            self._read_chain(pid, laid)
+        if trusted and self._some_ended:
+            return self._read_again(pids)
+        return laid
+
+    def _lives_on(self, known: Process | None) -> Process | None:
+        """The process as the last full scan saw it, where it is watched and none of those watched has ended since."""
+        if self._watch is None or known is None or known.key not in self._settled:
+            return None
+        self._asked.add(known.key)
+        if self._some_ended:
+            return None
+        if known.key not in self._watch:
+            self._watch.add(known.key, lambda: self._is_still(known))
+        return known if known.key in self._watch else None
+
+    def _is_still(self, known: Process) -> bool:
+        stat = self._files.stat(known.key.pid)
+        if stat is None or stat.state in "ZX":
+            return False
+        return (stat.start_ticks, stat.parent_pid) == (known.key.start_ticks, known.parent_pid)
+
     def _read_chain(self, pid: int, laid: dict[int, Process | None]) -> None:
         """Read a process and its parents again, as far as they are not yet."""
         while pid > 0 and pid not in laid:
-            process = laid[pid] = self._again(pid)
+            known = self._table.get(pid)
+            process = laid[pid] = self._lives_on(known) or self._again(pid)
+            if known is not None and (process is None or process.key != known.key):
+                self._some_ended = True
             if process is None:
                 return
             pid = process.parent_pid

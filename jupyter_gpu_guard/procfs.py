@@ -138,17 +138,22 @@ class ProcFiles:
 
     def opens_gpu(self, pid: int) -> bool | Unknown:
         """Whether the process has a GPU's file open or maps libcuda."""
-        opened = self.opens_gpu_file(pid)
-        return self.maps_libcuda(pid) if opened is False else opened
+        opened = self.gpu_descriptor(pid)
+        if isinstance(opened, Unknown):
+            return opened
+        return self.maps_libcuda(pid) if opened is None else True
 
-    def opens_gpu_file(self, pid: int) -> bool | Unknown:
-        """Whether the process has a GPU's file open."""
+    def gpu_descriptor(self, pid: int, last: str | None = None) -> str | Unknown | None:
+        """The number of a descriptor by which the process has a GPU's file open; None without one. `last`: the one to
+        try first, since a process at work may have thousands."""
         try:
             folder = os.open(f"{self._root}/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError:
             return Unknown(because("proc_unreadable", pid=pid))
         try:
-            return any(self._links_to_gpu(entry, folder) for entry in os.listdir(folder))
+            if last is not None and self._links_to_gpu(last, folder):
+                return last
+            return next((entry for entry in os.listdir(folder) if self._links_to_gpu(entry, folder)), None)
         except OSError:
             return Unknown(because("proc_unreadable", pid=pid))
         finally:

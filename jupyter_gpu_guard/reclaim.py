@@ -28,6 +28,7 @@ from .notebooks import SaveOutcome, Saver, SaveRequest
 from .presence import People
 from .processes import TreeRecord, record_tree
 from .procfs import ProcFiles
+from .reach import Reaches
 from .record import Recorder, iso
 
 #: How long a busy kernel may take to answer an interrupt; a hard kill amid a CUDA kernel can leave a GPU stuck.
@@ -49,6 +50,7 @@ class Case:
     cause: Cause
     reason: Reason
     warnings: tuple[Warning_, ...]
+    reaches: Reaches  # of these warnings, as far as they have come by now
     owner: str | None = None
 
     def to_row(self) -> dict[str, Any]:
@@ -63,7 +65,11 @@ class Case:
             "policy": self.policy.name,
             "owner": self.owner,
             "warnings": [
-                {"at": iso(w.given.at), "lead_seconds": w.lead.total_seconds()}
+                {
+                    "at": iso(w.given.at),
+                    "lead_seconds": w.lead.total_seconds(),
+                    **self.reaches.of(w).to_wire(),
+                }
                 for w in given
                 if w.given is not None and w.lead is not None
             ],

@@ -72,7 +72,7 @@ class ClientHandler(GuardHandler):
     async def post(self, client_id: str) -> None:
         self.client(client_id)
         body = self.body()
-        self.only(body, "documents", "focused_kernel_id", "input_age_seconds", "visible")
+        self.only(body, "documents", "focused_kernel_id", "input_age_seconds", "visible", "warnings_seen")
         try:
             self.commands.report(client_id, body)
         except BadReport as error:

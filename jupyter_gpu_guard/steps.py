@@ -17,7 +17,7 @@ from .core.model import Instant, VerdictKind
 from .core.reasons import Reason, because
 from .history import HistoryError
 from .reclaim import Case, Reclaimer
-from .record import Happening, Recorder
+from .record import Happening, Recorder, iso
 from .watched import Watched
 
 UNDER_WAY = (Phase.SAVING, Phase.CULLING, Phase.FAILED)
@@ -65,8 +65,8 @@ class Steps:
         before = watched.life
         if before.phase is Phase.CULLED:
             return
-        watched.life, actions = lifecycle.advance(before, event, watched.policy, self._clock())
-        watched.set_deadline(self._clock())  # so that whoever is told is told the deadline that holds now
+        watched.moved = self._clock()
+        watched.life, actions = lifecycle.advance(before, event, watched.policy, watched.moved)
         if watched.life.phase is not Phase.SAVING or watched.life.attempt != before.attempt:
             self._stop_saving(watched)
         for action in actions:
@@ -82,6 +82,28 @@ class Steps:
     def let_go(self, watched: Watched) -> None:
         """The kernel is gone, by whatever hand: close what stands open once what is under way has ended."""
         self.spawn(self._close(watched, "gone", keep=False))
+
+    def delivered(self, watched: Watched, warning: Warning_) -> None:
+        """A page that shows this warning has it. Written down once, and decides nothing."""
+        watched.reaches.forget_all_but(watched.life.warnings)
+        if warning in watched.life.warnings and watched.reaches.delivered(warning, self._clock().at):
+            self._note(watched, "warning_delivered", warning)
+
+    def seen(self, watched: Watched, given_at: str) -> None:
+        """A page tells that it showed the warning of that `at`; one that stands no more says nothing. What was seen
+        was delivered, though by polling or with a first status."""
+        standing = [w for w in watched.life.warnings if w.given is not None and iso(w.given.at) == given_at]
+        for warning in standing:
+            self.delivered(watched, warning)
+            if watched.reaches.seen(warning, self._clock().at):
+                self._note(watched, "warning_seen", warning)
+
+    def _note(self, watched: Watched, action: str, warning: Warning_) -> None:
+        assert warning.given is not None
+        reason = because(action, at=iso(warning.given.at))
+        record = lifecycle.Record(action, reason)
+        self._recorder.record(self._happening(watched, watched.life.phase, record))
+        self._safely(self.on_change, watched)
 
     def _do(self, watched: Watched, action: lifecycle.Action) -> None:
         if isinstance(action, lifecycle.AskToSave):
@@ -126,7 +148,7 @@ class Steps:
         life = watched.life
         reason = life.reason or because("asked_by_user", owner="")
         cause = life.cause or Cause.USER
-        return Case(watched.kernel, watched.policy, cause, reason, life.warnings, life.owner)
+        return Case(watched.kernel, watched.policy, cause, reason, life.warnings, watched.reaches, life.owner)
 
     def _stop_saving(self, watched: Watched) -> None:
         """A save whose outcome nobody waits for takes no more answers."""

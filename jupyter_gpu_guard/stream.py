@@ -7,7 +7,9 @@ are off, and a `beat` shows that the stream lives. Changes are collected and sen
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -87,16 +89,19 @@ class Stream:
             self._send_later()
 
     def warned(self, watched: Watched, warning: Warning_) -> None:
-        """Offer a warning to every tab at once."""
-        kernel = kernel_to_wire(self._commands, watched)
-        self._send(
-            {
-                "type": "warning",
-                "kernel_id": watched.kernel.kernel_id,
-                "warning": warning_to_wire(warning),
-                "kernel": kernel,
-            }
-        )
+        """Offer a warning to every tab at once. It is delivered when the network has taken it for one that shows it."""
+        kernel_id = watched.kernel.kernel_id
+        message = {
+            "type": "warning",
+            "kernel_id": kernel_id,
+            "warning": warning_to_wire(watched, warning),
+            "kernel": kernel_to_wire(self._commands, watched),
+        }
+        text = json.dumps(message)
+        delivered = functools.partial(self._guard.steps.delivered, watched, warning)
+        for socket in list(self._sockets):
+            shows = self._commands.shows(socket.client_id, kernel_id)
+            socket.send_text(text, delivered if shows else None)
 
     def asked(self, request: SaveRequest) -> None:
         """Ask the tabs that hold a document of the kernel to save it; each gets its own place for a copy."""
@@ -201,8 +206,9 @@ class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):
         """Send one message as JSON."""
         self.send_text(json.dumps(message))
 
-    def send_text(self, text: str) -> None:
-        """Send text; a socket that has gone without a goodbye, or takes nothing any more, is let go."""
+    def send_text(self, text: str, then: Callable[[], None] | None = None) -> None:
+        """Send text; a socket that has gone without a goodbye, or takes nothing any more, is let go. `then` is called
+        when the network has taken it."""
         if self._waiting >= MOST_WAITING:
             self._stream.remove(self)
             self.close(1013, "too slow")
@@ -213,10 +219,10 @@ class StreamHandler(WebSocketMixin, websocket.WebSocketHandler, JupyterHandler):
             self._stream.remove(self)
             return
         self._waiting += 1
-        sent.add_done_callback(self._sent)
+        sent.add_done_callback(functools.partial(self._sent, then))
 
-    def _sent(self, sent: asyncio.Future[None]) -> None:
+    def _sent(self, then: Callable[[], None] | None, sent: asyncio.Future[None]) -> None:
         """The network has taken a message, or the socket closed meanwhile: an error that nobody has to read."""
         self._waiting -= 1
-        if not sent.cancelled():
-            sent.exception()
+        if not sent.cancelled() and sent.exception() is None and then is not None:
+            then()

@@ -10,6 +10,7 @@ from .core.judgement import Track
 from .core.life import Life
 from .core.model import Instant, Kernel, Presence, Usage, Verdict
 from .core.policy import Policy
+from .reach import Reaches
 
 
 @dataclass(slots=True)
@@ -23,25 +24,28 @@ class Watched:
     usage: Usage
     verdict: Verdict | None = None
     judged: Instant | None = None  # when what the verdict rests on was observed
-    due: Deadline | None = None
+    moved: Instant | None = None  # when its life last took an event
     presence: Presence = field(default_factory=Presence)
+    reaches: Reaches = field(default_factory=Reaches)  # of its warnings
     models: tuple[str, ...] = ()  # of the GPUs that it holds, or held when that could last be told
     saving: asyncio.Task[None] | None = None
     ending: asyncio.Task[None] | None = None
     released: bool = False  # its GPU memory is known to have come back
 
-    def set_deadline(self, now: Instant) -> None:
-        """Reckon the deadline anew from what is known now."""
+    @property
+    def due(self) -> Deadline | None:
+        """The deadline by what was known when the life last took an event. Reckoned when somebody asks: in most rounds
+        nobody does."""
         life = self.life
-        if self.verdict is None:
-            return
-        self.due = next_deadline(
+        if self.verdict is None or self.moved is None:
+            return None
+        return next_deadline(
             self.verdict,
             self.policy,
             life.started,
             life.warnings,
             life.keep_until,
             life.not_before,
-            now,
+            self.moved,
             life.keep_owner,
         )

@@ -193,7 +193,7 @@ def warnings_given(watched: Watched) -> list[Json]:
     """The warnings that people were given; in `observe` nobody is."""
     if watched.policy.mode is Mode.OBSERVE:
         return []
-    return [warning_to_wire(w) for w in watched.life.warnings if w.given is not None]
+    return [warning_to_wire(watched, w) for w in watched.life.warnings if w.given is not None]
 
 
 def metadata_to_wire(metadata: NotebookMetadata) -> Json:
@@ -252,7 +252,7 @@ def no_deadline_reason(watched: Watched) -> Reason:
     return verdict.reason
 
 
-def warning_to_wire(warning: Warning_) -> Json:
+def warning_to_wire(watched: Watched, warning: Warning_) -> Json:
     """One of `warnings[]`."""
     assert warning.given is not None
     return {
@@ -260,6 +260,7 @@ def warning_to_wire(warning: Warning_) -> Json:
         "lead_seconds": None if warning.lead is None else warning.lead.total_seconds(),
         "cause": warning.cause.value,
         "channel": "stream",
+        **watched.reaches.of(warning).to_wire(),
     }
 
 

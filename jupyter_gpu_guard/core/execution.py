@@ -23,6 +23,10 @@ OUTPUT = frozenset({"stream", "display_data", "execute_result", "error", "update
 #: cell, or even from a timer: those must keep no kernel alive. Anything longer is work, whoever asked for it.
 QUIET_SPAN = timedelta(seconds=1)
 
+#: A kernel that can be heard and whose main shell has not answered for so long is running something whose beginning
+#: nobody here heard: a restart-and-run-all begins before a new subscription stands.
+UNANSWERED_SPAN = timedelta(seconds=1)
+
 
 @dataclass(frozen=True, slots=True)
 class Message:
@@ -58,19 +62,39 @@ class Executions:
 
     Until `settled` messages may have been missed (the kernel was running before the watch began), so output of an
     unknown request shows that the request runs; afterwards it is only a thread that an ended cell left behind.
+    Until then, too, the main shell owes an answer: what keeps it from giving one counts as a request.
     """
 
     requests: tuple[Request, ...] = ()
     asking: str | None = None  # the request whose input() has not been answered
     settled: bool = False
+    heard: Instant | None = (
+        None  # since when the kernel is known to talk while its main shell owes the answer
+    )
     last_start: Instant | None = None
     last_end: Instant | None = None
-    last_seconds: float | None = None  # None too where the beginning or the end was missed
+    last_seconds: float | None = (
+        None  # None where its beginning or end was missed; at least so long where unseen
+    )
     last_output: Instant | None = None
 
     def running(self, now: Instant) -> tuple[Request, ...]:
         """The requests that count as work now."""
-        return tuple(request for request in self.requests if request.counts_at(now))
+        found = tuple(request for request in self.requests if request.counts_at(now))
+        unseen = self._unseen(now)
+        return found if unseen is None else (*found, unseen)
+
+    def hear(self, now: Instant) -> Executions:
+        """Any message of the kernel came in, be it of no matter: it has started, and can be heard."""
+        return self if self.settled or self.heard is not None else replace(self, heard=now)
+
+    def _unseen(self, now: Instant) -> Request | None:
+        """What the main shell runs although nothing of it was heard."""
+        if self.settled or self.heard is None or now.since(self.heard) < UNANSWERED_SPAN:
+            return None
+        if any(request.shell is None for request in self.requests):
+            return None
+        return Request("", None, self.heard, counts=True)
 
     def waiting_for_input(self, now: Instant) -> bool:
         """Whether all that runs waits for an answer to `input()`; a busy subshell beside it means work."""
@@ -91,10 +115,20 @@ class Executions:
             return self._output(message, now)
         return self
 
-    def settle(self) -> Executions:
+    def settle(self, now: Instant) -> Executions:
         """Nothing can have been missed from here on: the main shell has answered a request of ours on IOPub, and it
         answers in order. What was only inferred has therefore ended."""
-        return replace(self, settled=True, requests=tuple(r for r in self.requests if not r.inferred))
+        ended = self._end_unseen(now)
+        return replace(
+            ended, settled=True, heard=None, requests=tuple(r for r in ended.requests if not r.inferred)
+        )
+
+    def _end_unseen(self, now: Instant) -> Executions:
+        """It ran since it was heard at the latest; the main shell owes its answer anew."""
+        unseen = self._unseen(now)
+        if unseen is None:
+            return self
+        return replace(self._close(unseen, now), heard=now)
 
     def ask(self, msg_id: str, now: Instant) -> Executions:
         """An input_request of the request `msg_id` went out. It comes by another socket, perhaps before the busy."""
@@ -109,7 +143,7 @@ class Executions:
 
     def stop(self, now: Instant) -> Executions:
         """The process is gone, and everything in it has ended."""
-        ended = self
+        ended = replace(self._end_unseen(now), heard=None)
         for request in self.requests:
             ended = ended._close(request, now)
         return replace(ended, asking=None)
@@ -144,6 +178,8 @@ class Executions:
         request = self._find(message.parent_id)
         if request is not None:
             return self._close(request, now)
+        if message.shell is None and self._unseen(now) is not None:
+            return self._end_unseen(now)
         # Its busy was missed. It ran until now all the same.
         return self if message.quiet else replace(self, last_end=now, last_seconds=None)
 

@@ -103,7 +103,7 @@ def _of_this_mode(life: Life, policy: Policy, now: Instant) -> Life:
     life = replace(life, mode=policy.mode)
     if before is None or _STRICTNESS[policy.mode] <= _STRICTNESS[before]:
         return life
-    life = replace(life, warnings=(), shadow=(), noted=frozenset(), idle_since=None)
+    life = _forgetting(life)
     return moved(life, Phase.IDLE, now, cause=None) if life.phase is Phase.WARNED else life
 
 
@@ -154,7 +154,7 @@ def _quiet_or_warned(life: Life, event: Judged, policy: Policy, now: Instant) ->
         phase = life.phase if verdict.kind is VerdictKind.UNKNOWN else phase
         life = moved(life, phase, now, reason=verdict.reason)
         if phase is Phase.ACTIVE or _afresh(life, verdict):
-            life = replace(life, noted=frozenset(), warnings=(), shadow=(), idle_since=None)
+            life = _forgetting(life)
     given = life.shadow if policy.mode is Mode.OBSERVE else life.warnings
     due = next_deadline(
         verdict, policy, life.started, given, life.keep_until, life.not_before, now, life.keep_owner
@@ -165,6 +165,13 @@ def _quiet_or_warned(life: Life, event: Judged, policy: Policy, now: Instant) ->
     if policy.mode is Mode.OBSERVE:
         return _would(life, event, due, policy, now, actions)
     return _warn_or_save(life, event, due, policy, now, actions)
+
+
+def _forgetting(life: Life) -> Life:
+    """Without what was said of the idleness that has ended; most lives have nothing to forget."""
+    if not (life.noted or life.warnings or life.shadow or life.idle_since):
+        return life
+    return replace(life, noted=frozenset(), warnings=(), shadow=(), idle_since=None)
 
 
 def _stuck(life: Life, verdict: Verdict, policy: Policy, now: Instant) -> Step:

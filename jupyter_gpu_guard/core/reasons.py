@@ -87,6 +87,8 @@ TEXTS: Mapping[str, str] = {
     "memory_not_released": "{bytes} bytes of GPU memory are still held",
     "shutdown_failed": "the shutdown failed: {error}",
     "counted_anew": "it was in use later than was known, or the readings had a hole: counted anew from {since}",
+    "warning_delivered": "the warning of {at} was sent to a page that shows it",
+    "warning_seen": "the warning of {at} stood on a visible page that had the focus",
     "restarted": "the kernel was restarted",
     "server_restarted": "the server stopped while this was under way",
     # mistakes of a caller

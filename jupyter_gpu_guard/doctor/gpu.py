@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 
+from ..core.judgement import BY_NATURE
 from ..core.model import Gpu, Instant, Sample, TelemetryState, Unknown
 from ..core.reasons import because
 from ..nvml import NvmlReader, gpu_present
@@ -40,6 +41,8 @@ REMEDIES = {
     "pynvml_unusable": "Uninstall every package that brings a module pynvml, then install nvidia-ml-py again.",
     "mig_no_utilization": "Set unknown_policy to other-signals for these kernels, or leave them alone: a MIG device "
     "does not tell its use.",
+    "not_supported": "Set unknown_policy to other-signals for these kernels, or leave them alone: this card does not "
+    "tell which processes use it (none does under WSL).",
     "no_gpu": "Nothing to do, if there should be none; to try the guard, start the server with "
     "--GpuGuard.gpu_source=simulated.",
     "gpu_disabled": "Set GpuGuard.gpu_source to auto to have the GPUs read.",
@@ -103,7 +106,8 @@ def _card(gpu: Gpu) -> Iterator[Finding]:
     name = f"GPU {gpu.index}"
     if isinstance(gpu.processes, Unknown):
         reason = gpu.processes.reason
-        yield fail(
+        level = warn if reason.code in BY_NATURE else fail
+        yield level(
             name, f"its processes cannot be listed: {reason.text}", REMEDIES.get(reason.code, OTHERWISE)
         )
         return

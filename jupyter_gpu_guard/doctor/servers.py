@@ -60,10 +60,12 @@ def _guard(name: str, status: Json) -> Iterator[Finding]:
     yield ok(name, found)
     if status["hold"]:
         remedy = "Make the history writable; until then nothing is shut down."
-        yield fail(name, words.text_of(status["hold"]), remedy)
+        yield fail(name, words.text_of(status["hold"], words.moment(status["server_time"])), remedy)
     if not status["policy"]["valid"]:
         remedy = "Correct the file; it is read again by itself. `policy check` lists all that is wrong."
-        yield fail(name, words.text_of(status["policy"]["error"]), remedy)
+        yield fail(
+            name, words.text_of(status["policy"]["error"], words.moment(status["server_time"])), remedy
+        )
 
 
 def _activity(server: Server, status: Json) -> Finding:
@@ -74,7 +76,7 @@ def _activity(server: Server, status: Json) -> Finding:
     last, started = words.moment(server_says["last_activity"]), words.moment(server_says["started"])
     kernels = _get(server, "api/kernels?no_track_activity=1")
     terminals = _terminals(server)
-    reasons = [_why(kernel) for kernel in status["kernels"] if kernel["verdict"] == "active"]
+    reasons = [_why(kernel, now) for kernel in status["kernels"] if kernel["verdict"] == "active"]
     reasons += [f"kernel {_title(k)} is kept" for k in status["kernels"] if k["keep_alive_until"]]
     for terminal in status["terminals"]:
         if any((share["sm_ratio"] or 0) > 0 for share in terminal["gpus"]):
@@ -103,8 +105,9 @@ def _activity(server: Server, status: Json) -> Finding:
 def _judged(server: Server, status: Json) -> Finding:
     """How much of the time for which kernels held a GPU was judged, since the server started."""
     name = f"judged GPU time of {server.url}"
+    now = words.moment(status["server_time"])
     unjudged = [
-        f"{_title(kernel)} ({words.text_of(kernel['reason'])})"
+        f"{_title(kernel)} ({words.text_of(kernel['reason'], now)})"
         for kernel in status["kernels"]
         if kernel["verdict"] == "unknown" and kernel["holds_gpu"] is not False
     ]
@@ -154,8 +157,8 @@ def _get(server: Server, path: str) -> Any:
     return json.loads(fetch(server, path))
 
 
-def _why(kernel: Json) -> str:
-    return f"kernel {_title(kernel)} is in use ({words.text_of(kernel['reason'])})"
+def _why(kernel: Json, now: datetime) -> str:
+    return f"kernel {_title(kernel)} is in use ({words.text_of(kernel['reason'], now)})"
 
 
 def _title(kernel: Json) -> str:

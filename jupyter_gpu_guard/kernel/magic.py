@@ -3,6 +3,7 @@
     %load_ext jupyter_gpu_guard
     %gpu_guard
     %gpu_guard keep 2h "the long evaluation starts at six"
+    %gpu_guard keep off
 
 It asks the server that started this kernel, as the same user. Where there is no guard it says so and goes on, so that
 the notebook runs elsewhere too; a refusal or a slip is a UsageError. Standard library alone, but for IPython, which is
@@ -21,7 +22,19 @@ from . import words
 from .servers import NoAnswer, ask, servers_in
 from .widget import kernel_id
 
-USAGE = '%gpu_guard shows the state; %gpu_guard keep 2h "why" keeps this kernel for that long'
+USAGE = (
+    '%gpu_guard shows the state; %gpu_guard keep 2h "why" keeps this kernel for that long; '
+    "%gpu_guard keep off takes that back"
+)
+_DOCTOR = "`jupyter gpu-guard doctor`, in a terminal where the server runs, says what is in the way."
+
+#: What to do about a refusal, by the code of its reason.
+_REMEDIES = {
+    "keep_alive_off": "save what you need in time, or ask whoever runs the server to allow it",
+    "shutting_down": "save the notebook, then start its kernel again",
+    "not_extendable": "save what you need before then",
+    "cannot_record": "try again once it can",
+}
 
 _SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -42,7 +55,7 @@ def load_ipython_extension(ip: Any) -> None:
 
 
 def gpu_guard(line: str) -> None:
-    """Show what the guard thinks of this kernel, or keep it: %gpu_guard [keep DURATION "why"]."""
+    """Show what the guard thinks of this kernel, or keep it: %gpu_guard [keep DURATION "why" | keep off]."""
     try:
         print(answer(line))
     except Unguarded as sentence:
@@ -61,6 +74,8 @@ def answer(line: str) -> str:
         raise Mistake(f"{error}: {USAGE}") from None
     if words_given in ([], ["status"]):
         return describe(_ask(""), datetime.now(timezone.utc))
+    if words_given == ["keep", "off"]:
+        return _keep_no_longer()
     if words_given[0] == "keep" and len(words_given) in (2, 3):
         return _keep(words_given[1], (words_given[2:] or [""])[0])
     raise Mistake(USAGE)
@@ -68,7 +83,8 @@ def answer(line: str) -> str:
 
 def describe(kernel: dict[str, Any], now: datetime) -> str:
     """The state of one kernel as the guard sent it, in a few lines."""
-    lines = ["{}: {}".format(words.use(kernel), words.text_of(kernel["reason"]))]
+    use, why = words.use(kernel), words.text_of(kernel["reason"], now)
+    lines = [why if why.startswith(use) else f"{use}: {why}"]
     for share in kernel["gpus"]:
         memory, ratio = words.size(share["memory_bytes"]), words.percent(share["sm_ratio"])
         lines.append(f"{share['uuid']}: {memory}, {ratio} in use")
@@ -96,13 +112,33 @@ def _keep(duration: str, why: str) -> str:
     return f"kept until {until}; {left} of extensions are left"
 
 
+def _keep_no_longer() -> str:
+    if not _ask("")["keep_alive_until"]:
+        return "this kernel was not kept"
+    _ask("/keep-alive", "DELETE")
+    return "no longer kept\n" + describe(_ask(""), datetime.now(timezone.utc))
+
+
+def _refusal(reason: dict[str, Any], message: str) -> str:
+    """What the guard said, and what to do about it."""
+    said = words.text_of({**reason, "text": message}, datetime.now(timezone.utc))
+    code, limit = str(reason.get("code")), reason["params"].get("limit_seconds")
+    remedy = _REMEDIES.get(code)
+    if code in ("keep_alive_too_long", "keep_alive_used_up"):
+        least = words.typed(limit or 0)
+        remedy = (
+            f"%gpu_guard keep {least}" if least else "save what you need; a kernel in use is not shut down"
+        )
+    return f"{said}: {remedy}" if remedy else said
+
+
 def _ask(path: str, method: str = "GET", body: dict[str, Any] | None = None) -> dict[str, Any]:
     """The answer of the guard that knows this kernel. Raises Unguarded and Mistake."""
     this = kernel_id()
     if not this:
         raise Unguarded(
             "No GPU guard looks after this kernel: it was not started by a Jupyter server in which jupyter_gpu_guard "
-            "is enabled."
+            "is enabled. There, `jupyter server extension enable jupyter_gpu_guard` and a restart enable it."
         )
     failures = []
     for server in servers_in(runtime_folders(), first_pid=_server_pid()):
@@ -111,10 +147,10 @@ def _ask(path: str, method: str = "GET", body: dict[str, Any] | None = None) -> 
         except NoAnswer as error:
             unknown = error.reason is not None and error.reason.get("code") == "unknown_kernel"
             if error.reason is not None and not unknown:
-                raise Mistake(str(error)) from None
+                raise Mistake(_refusal(error.reason, str(error))) from None
             failures.append(f"{server.url}: {error}")
     tried = "; ".join(failures) or "its Jupyter server was not found on this machine"
-    raise Unguarded(f"No GPU guard answers for this kernel ({tried}).")
+    raise Unguarded(f"No GPU guard answers for this kernel ({tried}). {_DOCTOR}")
 
 
 def _server_pid() -> int | None:

@@ -26,6 +26,7 @@ LONGEST_ANSWER = 16 << 20
 
 #: What to say of an answer that makes no sense.
 NOT_OURS = "it answered something that is not the guard's"
+REFUSED = "it refused the token"
 
 _LOOPBACK = {"localhost", "127.0.0.1", "::1", "0.0.0.0", "::"}
 
@@ -76,8 +77,10 @@ def servers_in(folders: Iterable[str], first_pid: int | None = None) -> list[Ser
 
 
 def ask(server: Server, path: str, method: str = "GET", body: Json | None = None) -> Json:
-    """What the guard of `server` answers to `path` (below its API). Raises NoAnswer."""
-    return decoded(fetch(server, API + path, method, body))
+    """What the guard of `server` answers to `path` (below its API); a DELETE may be answered by nothing. Raises
+    NoAnswer."""
+    content = fetch(server, API + path, method, body)
+    return decoded(content) if content or method != "DELETE" else {}
 
 
 def fetch(server: Server, path: str, method: str = "GET", body: Json | None = None) -> bytes:
@@ -155,13 +158,13 @@ def _refusal(error: urllib.error.HTTPError, due: float) -> NoAnswer:
     """What an HTTP error means; the guard's own come with a message and a reason."""
     try:
         said = json.loads(_all_of(error, due))
-        message, reason = str(said["message"]), dict(said["reason"])
+        message, reason = str(said["message"]), {"params": {}, **said["reason"]}
     except Exception:
         message, reason = "", None
     if reason and reason.get("code") != "not_allowed":
         return NoAnswer(message, error.code, reason)
     if error.code in (401, 403):
-        return NoAnswer("it refused the token", error.code)
+        return NoAnswer(REFUSED, error.code)
     if error.code == 404:
         return NoAnswer("no guard runs in it", error.code)
     if error.code in (301, 302, 303, 307, 308):

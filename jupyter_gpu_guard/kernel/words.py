@@ -6,6 +6,7 @@ Standard library alone: the magic says them in the kernel, the command line besi
 
 from __future__ import annotations
 
+import re
 from datetime import datetime, timezone
 from typing import Any, Dict
 
@@ -15,6 +16,8 @@ _UNDER_WAY = {"saving": "saving, then shuts down", "culling": "shutting down", "
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 #: Reasons for which a kernel is shut down whether it is in use or not.
 _REGARDLESS = {"max_runtime", "asked_by_user"}
+_MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
+_TYPED = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))
 
 
 def duration(seconds: float | None) -> str:
@@ -60,9 +63,27 @@ def clock(at: datetime, now: datetime) -> str:
     return here.strftime("%H:%M %Z" if here.date() == today.date() else "%Y-%m-%d %H:%M %Z")
 
 
-def text_of(reason: Json | None) -> str:
-    """The sentence of a reason."""
-    return "" if reason is None else str(reason["text"])
+def typed(seconds: float) -> str:
+    """A duration as it is typed in a command, `1h30m`, rounded down; empty below a second."""
+    text, rest = "", max(0, int(seconds))
+    for unit, length in _TYPED:
+        count, rest = divmod(rest, length)
+        text += f"{count}{unit}" if count else ""
+    return text
+
+
+def text_of(reason: Json | None, now: datetime) -> str:
+    """The sentence of a reason, with spans and times as people say them: the guard's own is for logs, in seconds and
+    UTC."""
+    if reason is None:
+        return ""
+    text = str(reason["text"])
+    for name, value in reason["params"].items():
+        if name.endswith("seconds") and isinstance(value, (int, float)):
+            text = re.sub(rf"(?<![\d.]){value:.0f} s\b", duration(value), text)
+        elif isinstance(value, str) and _MOMENT.fullmatch(value):
+            text = text.replace(value, clock(moment(value), now))
+    return text
 
 
 def use(kernel: Json) -> str:
@@ -81,7 +102,7 @@ def outlook(kernel: Json, now: datetime) -> str:
     if state in _UNDER_WAY:
         return _UNDER_WAY[state]
     if state == "failed":
-        return f"could not be shut down: {text_of(kernel['state_reason'])}"
+        return f"could not be shut down: {text_of(kernel['state_reason'], now)}"
     ending = _ending(kernel, now)
     if ending:
         return ending
@@ -91,10 +112,10 @@ def outlook(kernel: Json, now: datetime) -> str:
     if kernel["mode"] == "observe":
         return "observing: nothing will be shut down"
     if kernel["verdict"] != "idle":
-        return text_of(kernel["reason"])
+        return text_of(kernel["reason"], now)
     if kernel["mode"] == "warn":
         return "only warning: nothing will be shut down"
-    return text_of(kernel["deadline_reason"])
+    return text_of(kernel["deadline_reason"], now)
 
 
 def _ending(kernel: Json, now: datetime) -> str:

@@ -92,14 +92,15 @@ interface IDeed {
   run: () => Promise<unknown>;
 }
 
-/** Asked for by the user, so it may take the focus. */
+/** Asked for by the user, so it may take the focus. `anchor` is where a menu opens. */
 export async function showDetails(
   model: GuardModel,
   kernel: IKernel | null,
   actions: Actions,
-  t: TranslationBundle
+  t: TranslationBundle,
+  anchor: Element
 ): Promise<void> {
-  const deeds = kernel ? deedsFor(kernel, actions, t) : [];
+  const deeds = kernel ? deedsFor(kernel, actions, t, anchor) : [];
   const answer = await showDialog({
     title: t.__('GPU Guard'),
     body: linesWidget(detailLines(model, kernel, t)),
@@ -114,7 +115,12 @@ export async function showDetails(
   await deeds.find(({ label }) => label === answer.button.label)?.run();
 }
 
-function deedsFor(kernel: IKernel, actions: Actions, t: TranslationBundle): IDeed[] {
+function deedsFor(
+  kernel: IKernel,
+  actions: Actions,
+  t: TranslationBundle,
+  anchor: Element
+): IDeed[] {
   const deeds: IDeed[] = [
     { label: t.__('Shut down now'), warn: true, run: () => actions.askAndShutDown(kernel) }
   ];
@@ -122,7 +128,7 @@ function deedsFor(kernel: IKernel, actions: Actions, t: TranslationBundle): IDee
     deeds.push({ label: t.__('Stop keeping'), run: () => actions.stopKeeping(kernel) });
   }
   if (kernel.mode !== 'observe' && actions.longest(kernel) > 0) {
-    deeds.push({ label: t.__('Keep for…'), run: () => actions.askAndKeep(kernel) });
+    deeds.push({ label: t.__('Keep for…'), run: () => actions.askAndKeep(kernel, anchor) });
   }
   return deeds;
 }

@@ -28,6 +28,8 @@ export interface IDocuments {
   readonly frontChanged: ISignal<unknown, void>;
   /** A document was opened, or found open. Once for each. */
   readonly opened: ISignal<unknown, Context>;
+  /** A cell of a notebook began to run; the notebook's path. */
+  readonly ran: ISignal<unknown, string>;
   /** Every document on a kernel. */
   all(): IOpen[];
   /** Every editor of a file that is open here, whatever its kernel. */
@@ -36,6 +38,8 @@ export interface IDocuments {
   front(): { path: string; kernelId: string | null } | null;
   /** Paths of every open document, with or without a kernel. */
   paths(): string[];
+  /** Give the focus to what is in front. */
+  focusFront(): void;
 }
 
 const AREAS = ['main', 'down', 'left', 'right'];
@@ -64,6 +68,10 @@ export class Documents implements IDocuments {
     return this._opened;
   }
 
+  get ran(): ISignal<this, string> {
+    return this._ran;
+  }
+
   all(): IOpen[] {
     return this.contexts().flatMap(context => {
       const kernelId = this.kernelOf(context);
@@ -83,6 +91,10 @@ export class Documents implements IDocuments {
 
   paths(): string[] {
     return this.contexts().map(context => context.localPath);
+  }
+
+  focusFront(): void {
+    this.shell.currentWidget?.activate();
   }
 
   private contexts(): Context[] {
@@ -143,6 +155,11 @@ export class Documents implements IDocuments {
     context.pathChanged.connect(this.onPart, this);
     context.disposed.connect(this.onPart, this);
     context.sessionContext.kernelChanged.connect(this.onKernel, this);
+    context.sessionContext.iopubMessage.connect((_, message) => {
+      if (message.header.msg_type === 'execute_input') {
+        this._ran.emit(context.localPath);
+      }
+    });
     this._opened.emit(context);
   }
 
@@ -158,5 +175,6 @@ export class Documents implements IDocuments {
   private readonly watched = new WeakSet<Context>();
   private readonly _changed = new Signal<this, void>(this);
   private readonly _frontChanged = new Signal<this, void>(this);
+  private readonly _ran = new Signal<this, string>(this);
   private readonly _opened = new Signal<this, Context>(this);
 }

@@ -86,6 +86,7 @@ const reporting: JupyterFrontEndPlugin<void> = {
     const reporter = new Reporter(guard.api, guard.clientId, guard.documents, id =>
       guard.model.kernel(id)
     );
+    guard.model.warningSeen.connect((_, seen) => reporter.saw(seen));
     let before = guard.model.connection;
     guard.model.changed.connect(() => {
       const now = guard.model.connection;

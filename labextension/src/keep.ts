@@ -1,11 +1,12 @@
 /** What a user can do with a kernel: keep it, save its documents, shut it down. */
 
-import { Dialog, InputDialog, Notification, showDialog } from '@jupyterlab/apputils';
+import { Dialog, Notification, showDialog } from '@jupyterlab/apputils';
 import type { TranslationBundle } from '@jupyterlab/translation';
 import * as amounts from './amounts';
 import { type Api, ApiError } from './api';
 import type { IDocuments } from './documents';
 import { isKept } from './countdown';
+import { choose } from './menu';
 import type { GuardModel } from './model';
 import type { IKernel } from './wire';
 import { list, sentence } from './words';
@@ -69,16 +70,13 @@ export class Actions {
     return this.keepFor(kernel, plainKeep(kernel, this.longest(kernel)));
   }
 
-  /** Ask for how long, then keep. False when it was not kept. */
-  async askAndKeep(kernel: IKernel): Promise<boolean> {
+  /** Ask for how long in a menu beside `anchor`, then keep. False when it was not kept. */
+  async askAndKeep(kernel: IKernel, anchor: Element): Promise<boolean> {
     const choices = keepChoices(this.model.now(), this.longest(kernel), this.t);
-    const answer = await InputDialog.getItem({
-      title: this.t.__('Keep %1 for', nameOf(kernel)),
-      items: choices.map(choice => choice.label),
-      okLabel: this.t.__('Keep')
-    });
-    const choice = choices.find(({ label }) => label === answer.value);
-    return answer.button.accept && choice ? this.keepFor(kernel, choice.seconds) : false;
+    const labels = choices.map(choice => choice.label);
+    const chosen = await choose(labels, this.t.__('Keep %1 for', nameOf(kernel)), anchor);
+    const choice = chosen === null ? undefined : choices[chosen];
+    return choice ? this.keepFor(kernel, choice.seconds) : false;
   }
 
   async stopKeeping(kernel: IKernel): Promise<boolean> {
@@ -127,7 +125,7 @@ export class Actions {
   whatIsLost(kernel: IKernel): string {
     return kernel.has_checkpoint
       ? this.t.__('Your checkpoint function runs first; other variables and GPU memory are lost.')
-      : this.t.__('Variables and GPU memory are lost.');
+      : this.t.__('Variables and GPU memory are lost (no checkpoint function).');
   }
 
   private async keepFor(kernel: IKernel, seconds: number): Promise<boolean> {

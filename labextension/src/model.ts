@@ -14,6 +14,7 @@ import type {
   ISaveRequest,
   IStatus,
   ITelemetry,
+  IWarningSeen,
   StreamMessage
 } from './wire';
 
@@ -67,6 +68,15 @@ export class GuardModel {
   /** Saving or shutting down a kernel has failed, and why. */
   get failed(): ISignal<this, IFailure> {
     return this._failed;
+  }
+
+  /** A warning stood on this page while it was visible and had the focus; once for each. */
+  get warningSeen(): ISignal<this, IWarningSeen> {
+    return this._warningSeen;
+  }
+
+  sawWarning(seen: IWarningSeen): void {
+    this._warningSeen.emit(seen);
   }
 
   /** Null until the server has answered once. */
@@ -176,6 +186,7 @@ export class GuardModel {
   private readonly _refreshed = new Signal<this, void>(this);
   private readonly _saveRequested = new Signal<this, ISaveRequest>(this);
   private readonly _ended = new Signal<this, string>(this);
+  private readonly _warningSeen = new Signal<this, IWarningSeen>(this);
   private readonly _failed = new Signal<this, IFailure>(this);
   private readonly byId = new Map<string, IKernel>();
   private readonly departed = new Map<string, IKernel>();

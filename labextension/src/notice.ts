@@ -19,16 +19,27 @@ import { linesWidget } from './details';
 import type { IDocuments } from './documents';
 import { baseName, nameOf } from './keep';
 import type { GuardModel, IFailure } from './model';
+import { remember, remembered } from './remembered';
+import { whenSeen } from './sight';
 import type { IKernel, ITombstone } from './wire';
 import { list, lostWord, sentence } from './words';
 
-const STORE = 'jupyter-gpu-guard:seen';
-const REMEMBERED = 100;
 /** A kernel this much older than the opening of its notebook was not started by it. */
 const BY_THIS_OPENING_MS = 60_000;
+/** A notice that was there for a shorter time has not been read. */
+const READING_MS = 5_000;
 
 type TombstoneApi = Pick<Api, 'tombstone' | 'tombstonesOf' | 'recoveryUrl'>;
-type Manager = Pick<NotificationManager, 'notify' | 'update'>;
+type Manager = Pick<NotificationManager, 'notify' | 'update' | 'dismiss' | 'has'>;
+
+interface IShown {
+  notification: string;
+  notebooks: string[];
+  /** Since when it has stood on this page with somebody who may have been looking; null where it has not yet. */
+  seen: number | null;
+  /** No longer wait until it is seen. */
+  forget: () => void;
+}
 
 export class Notices {
   constructor(
@@ -43,6 +54,7 @@ export class Notices {
     model.ended.connect((_, kernelId) => void this.onEnded(kernelId));
     model.failed.connect((_, failure) => this.onFailed(failure));
     documents.opened.connect((_, context) => this.onOpened(context.localPath));
+    documents.ran.connect((_, path) => this.withdraw([path]));
   }
 
   /** `endedAt` gives another answer for some notebook. */
@@ -118,7 +130,11 @@ export class Notices {
         (a, b) => (a && Date.parse(a.ended_at) >= Date.parse(b.ended_at) ? a : b),
         null
       );
-      if (newest && !seen().includes(newest.kernel_id) && !this.isOver(newest, path, opened)) {
+      if (
+        newest &&
+        !remembered().includes(newest.kernel_id) &&
+        !this.isOver(newest, path, opened)
+      ) {
         this.note(newest);
         this.show(newest);
       }
@@ -144,10 +160,31 @@ export class Notices {
     if (!this.wanted) {
       return;
     }
-    const now = this.model.now();
-    this.manager.notify(noticeText(stone, this.t, now), 'info', {
-      autoClose: false,
-      actions: this.buttons(stone)
+    this.withdraw(stone.notebooks);
+    const text = noticeText(stone, this.t, this.model.now());
+    const actions = this.buttons(stone);
+    const notification = this.manager.notify(text, 'info', { autoClose: false, actions });
+    const shown: IShown = { notification, notebooks: stone.notebooks, seen: null, forget: nothing };
+    this.shown.push(shown);
+    shown.forget = whenSeen(notification, () => {
+      shown.seen = this.model.now().getTime();
+    });
+  }
+
+  /** Notices of these notebooks are of no more use: somebody has gone on, or a newer one comes. What nobody can have
+   * read stays. */
+  private withdraw(paths: string[]): void {
+    const before = this.model.now().getTime() - READING_MS;
+    const over = ({ seen, notebooks }: IShown): boolean =>
+      seen !== null && seen <= before && notebooks.some(path => paths.includes(path));
+    this.shown = this.shown.filter(shown => {
+      const there = this.manager.has(shown.notification);
+      if (there && !over(shown)) {
+        return true;
+      }
+      shown.forget();
+      this.manager.dismiss(shown.notification);
+      return false;
     });
   }
 
@@ -186,6 +223,7 @@ export class Notices {
   /** Whether the user wants notifications. */
   wanted = true;
   private readonly _changed = new Signal<this, void>(this);
+  private shown: IShown[] = [];
   private readonly failures = new Map<string, string>();
   private readonly asked = new Set<string>();
   private readonly last = new Map<string, string>();
@@ -257,29 +295,14 @@ function unansweredLine(tab: ITombstone['unanswered'][number], t: TranslationBun
     : t.__('%1: a tab did not answer.', baseName(tab.path));
 }
 
+function nothing(): void {
+  // It was seen at once.
+}
+
 /** The server names the file. Unlike a new window this is no pop-up that a browser may block. */
 function download(url: string): void {
   const link = document.createElement('a');
   link.href = url;
   link.download = '';
   link.click();
-}
-
-/** Kernels whose end this browser has shown. */
-function seen(): string[] {
-  try {
-    const stored: unknown = JSON.parse(localStorage.getItem(STORE) ?? '[]');
-    return Array.isArray(stored) ? stored.filter(id => typeof id === 'string') : [];
-  } catch {
-    return []; // no storage here: shown again after a reload
-  }
-}
-
-function remember(kernelId: string): void {
-  try {
-    const ids = seen().filter(id => id !== kernelId);
-    localStorage.setItem(STORE, JSON.stringify([...ids, kernelId].slice(-REMEMBERED)));
-  } catch {
-    // No storage, or a full one: see above.
-  }
 }

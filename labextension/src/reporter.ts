@@ -6,9 +6,9 @@
  */
 
 import type { IDisposable } from '@lumino/disposable';
-import type { Api } from './api';
+import { type Api, ApiError } from './api';
 import type { IDocuments } from './documents';
-import type { IKernel, IReport } from './wire';
+import type { IKernel, IReport, IWarningSeen } from './wire';
 
 const SETTLE_MS = 2_000;
 const BETWEEN_CHANGES_MS = 5_000;
@@ -61,6 +61,12 @@ export class Reporter implements IDisposable {
   reintroduce(): void {
     this.lastSaid = '';
     this.onChange();
+  }
+
+  /** Tell at once, and once, that a warning was seen. That is no input: it says nothing of when the last one was. */
+  saw(seen: IWarningSeen): void {
+    this.unsaid.push(seen);
+    this.send();
   }
 
   private onChange(): void {
@@ -120,6 +126,10 @@ export class Reporter implements IDisposable {
   private send(): void {
     clearTimeout(this.pending);
     const report = this.report();
+    const seen = this.unsaid.splice(0);
+    if (seen.length > 0) {
+      report.warnings_seen = seen;
+    }
     const known = this.reportedInput;
     this.lastReport = this.clock();
     this.reportedInput = this.lastInput;
@@ -128,7 +138,12 @@ export class Reporter implements IDisposable {
       () => {
         this.retry = FIRST_RETRY_MS;
       },
-      () => this.onUnheard(known)
+      (error: unknown) => {
+        if (!(error instanceof ApiError && error.status === 400)) {
+          this.unsaid.unshift(...seen); // but what an older server does not understand is not said again
+        }
+        this.onUnheard(known);
+      }
     );
   }
 
@@ -167,6 +182,8 @@ export class Reporter implements IDisposable {
   private lastInput: number | null = null;
   /** The last input that the server has been told of. */
   private reportedInput: number | null = null;
+  /** Warnings seen that the server has not been told of. */
+  private readonly unsaid: IWarningSeen[] = [];
   private lastReport = -Infinity;
   private lastSaid = '';
   private retry = FIRST_RETRY_MS;

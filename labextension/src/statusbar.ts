@@ -113,7 +113,7 @@ export class StatusItem extends Widget {
   };
 
   private async onClick(): Promise<void> {
-    await showDetails(this.model, this.kernel(), this.actions, this.t);
+    await showDetails(this.model, this.kernel(), this.actions, this.t, this.button);
   }
 
   private readonly button = document.createElement('button');

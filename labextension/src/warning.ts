@@ -11,6 +11,7 @@ import { countdown } from './countdown';
 import type { IDocuments } from './documents';
 import { type Actions, nameOf } from './keep';
 import type { GuardModel } from './model';
+import { whenSeen } from './sight';
 import type { IKernel, IWarning } from './wire';
 import { still } from './words';
 
@@ -20,6 +21,10 @@ interface IShown {
   notification: string;
   /** Time of the warning shown; one that the user has closed is not shown again. */
   at: string;
+  /** No longer wait until it is seen. */
+  forget: () => void;
+  /** The button that was pressed last. */
+  button: Element | null;
 }
 
 export class Warnings {
@@ -55,7 +60,12 @@ export class Warnings {
   private withdraw(kernelId: string): void {
     const shown = this.shown.get(kernelId);
     this.shown.delete(kernelId);
+    shown?.forget();
     if (shown && this.manager.has(shown.notification)) {
+      // Its button goes with it: whoever pressed that goes on in the notebook.
+      if (shown.button && document.activeElement === shown.button) {
+        this.documents.focusFront();
+      }
       this.manager.dismiss(shown.notification);
     }
   }
@@ -72,10 +82,22 @@ export class Warnings {
       const id = shown.notification;
       this.manager.update({ id, message, type: 'warning', actions, autoClose: false });
       shown.at = warning.at;
+      this.tellWhenSeen(kernel.kernel_id, warning, shown);
       return;
     }
+    shown?.forget();
     const notification = this.manager.notify(message, 'warning', { actions, autoClose: false });
-    this.shown.set(kernel.kernel_id, { notification, at: warning.at });
+    const now = { notification, at: warning.at, forget: () => undefined, button: null };
+    this.shown.set(kernel.kernel_id, now);
+    this.tellWhenSeen(kernel.kernel_id, warning, now);
+  }
+
+  private tellWhenSeen(kernelId: string, warning: IWarning, shown: IShown): void {
+    shown.forget();
+    if (!warning.seen_at) {
+      const seen = { kernel_id: kernelId, given_at: warning.at };
+      shown.forget = whenSeen(shown.notification, () => this.model.sawWarning(seen));
+    }
   }
 
   /** The windows that have it open warn; where none has, all do. */
@@ -112,6 +134,8 @@ export class Warnings {
 
   private buttons(kernel: IKernel): Notification.IAction[] {
     const { actions, t } = this;
+    const staying = (act: (button: Element) => Promise<unknown>) => (event: MouseEvent) =>
+      void this.stay(kernel.kernel_id, event, act);
     const keeps: Notification.IAction[] = [
       {
         label: t.__('Keep'),
@@ -122,7 +146,7 @@ export class Warnings {
       {
         label: t.__('Keep for…'),
         caption: t.__('Choose how long to keep it'),
-        callback: staying(() => actions.askAndKeep(kernel))
+        callback: staying(button => actions.askAndKeep(kernel, button))
       }
     ];
     return [
@@ -141,6 +165,27 @@ export class Warnings {
     ];
   }
 
+  /** The notification stays: it goes when the server says that the kernel is kept, in use, or gone. */
+  private async stay(
+    kernelId: string,
+    event: MouseEvent,
+    act: (button: Element) => Promise<unknown>
+  ): Promise<void> {
+    event.preventDefault();
+    const pressed = event.currentTarget;
+    const button = pressed instanceof Element ? pressed : document.body;
+    const shown = this.shown.get(kernelId);
+    if (shown) {
+      shown.button = button;
+    }
+    await act(button);
+    // It may have gone meanwhile, and what had the focus with it.
+    const focus = document.activeElement;
+    if (!this.shown.has(kernelId) && (focus === button || focus === document.body)) {
+      this.documents.focusFront();
+    }
+  }
+
   private readonly shown = new Map<string, IShown>();
   private _wanted = true;
 }
@@ -157,14 +202,6 @@ export function loudWarning(kernel: IKernel): IWarning | null {
   const leads = kernel.policy.warn_before_seconds;
   const quiet = leads.length > 1 && (last.lead_seconds ?? 0) >= Math.max(...leads);
   return quiet ? null : last;
-}
-
-/** The notification stays: it goes when the server says that the kernel is kept, in use, or gone. */
-function staying(act: () => Promise<unknown>): (event: MouseEvent) => void {
-  return event => {
-    event.preventDefault();
-    void act();
-  };
 }
 
 function shortened(name: string): string {

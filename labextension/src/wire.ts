@@ -23,6 +23,8 @@ export interface IWarning {
   /** Null for a kernel that is stuck, and has no deadline. */
   lead_seconds: number | null;
   cause?: string;
+  /** When a page first told that it was seen. */
+  seen_at?: string | null;
 }
 
 export interface IKernelGpu {
@@ -157,6 +159,15 @@ export interface IReport {
   focused_kernel_id: string | null;
   visible: boolean;
   input_age_seconds: number | null;
+  /** Each is told of once. */
+  warnings_seen?: IWarningSeen[];
+}
+
+/** A warning that stood on this page while it was visible and had the focus. */
+export interface IWarningSeen {
+  kernel_id: string;
+  /** The warning's `at`. */
+  given_at: string;
 }
 
 export type StreamMessage =

@@ -198,6 +198,9 @@ const ACTING: Record<string, Sentence> = {
       'It was in use later than was known, or the readings had a hole: counted anew from %1.',
       p.time('since')
     ),
+  warning_delivered: p => p.t.__('The warning of %1 was sent to an open page.', p.time('at')),
+  warning_seen: p =>
+    p.t.__('The warning of %1 was on a page that somebody looked at.', p.time('at')),
   restarted: p => p.t.__('The kernel was restarted.'),
   server_restarted: p => p.t.__('The server stopped while this was under way.')
 };

@@ -6,6 +6,8 @@ import { GuardModel } from '../src/model';
 import { Disk, OpenDocument } from './disk';
 import { kernel, NOW, OpenDocuments, Source, status, trans } from './samples';
 
+const LOST = 'Variables and GPU memory are lost (no checkpoint function).';
+
 describe('how long to keep', () => {
   it.each([
     [57600, 86400, 57600],
@@ -91,7 +93,7 @@ describe('Actions', () => {
     const first = actions.askAndShutDown(kernel());
     await vi.waitFor(() =>
       expect(document.querySelector('.jp-Dialog-body')?.textContent).toBe(
-        'Saved first: train.ipynb. ' + 'Variables and GPU memory are lost.'
+        `Saved first: train.ipynb. ${LOST}`
       )
     );
     await press('Cancel');
@@ -103,18 +105,35 @@ describe('Actions', () => {
     expect(calls).toEqual(['shut down k1']);
   });
 
-  it('asks for how long, and keeps', async () => {
-    const asked = actions.askAndKeep(kernel());
-    await press('Keep');
+  /** Press this key where the menu is. */
+  const key = (code: number): unknown =>
+    document
+      .querySelector('.lm-Menu')
+      ?.dispatchEvent(new KeyboardEvent('keydown', { keyCode: code, bubbles: true }));
+
+  it('asks for how long in a menu, and keeps', async () => {
+    const asked = actions.askAndKeep(kernel(), document.body);
+    const labels = [...document.querySelectorAll('.lm-Menu-itemLabel')].map(l => l.textContent);
+    expect(labels).toEqual(['1 hour', '4 hours', '16 h (the most allowed)']);
+    key(40);
+    key(40);
+    key(13);
     expect(await asked).toBe(true);
-    expect(calls).toEqual(['keep k1 3600']);
+    expect(calls).toEqual(['keep k1 14400']);
   });
 
-  it('keeps nothing when the question is cancelled', async () => {
-    const asked = actions.askAndKeep(kernel());
-    await press('Cancel');
+  it('keeps nothing when nothing is chosen', async () => {
+    const asked = actions.askAndKeep(kernel(), document.body);
+    key(27);
     expect(await asked).toBe(false);
     expect(calls).toEqual([]);
+  });
+
+  it('says what is lost, with a checkpoint function and without', () => {
+    expect(actions.whatIsLost(kernel({ has_checkpoint: true }))).toBe(
+      'Your checkpoint function runs first; other variables and GPU memory are lost.'
+    );
+    expect(actions.whatIsLost(kernel())).toBe(LOST);
   });
 
   it('tells of a refusal with the limit', async () => {

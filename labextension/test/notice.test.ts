@@ -1,5 +1,5 @@
 import { NotificationManager } from '@jupyterlab/apputils';
-import { beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import { GuardModel } from '../src/model';
 import { noticeLines, Notices, noticeText } from '../src/notice';
 import type { IKernel, ITombstone } from '../src/wire';
@@ -9,6 +9,7 @@ import {
   later,
   NOW,
   OpenDocuments,
+  popUp,
   settle,
   Source,
   status,
@@ -73,11 +74,18 @@ describe('Notices', () => {
   let stones: ITombstone[];
   let asked: string[];
   let opened: string[];
+  let passed: number;
 
   beforeEach(() => {
     localStorage.clear();
     stones = [tombstone()];
+    vi.spyOn(document, 'hasFocus').mockReturnValue(true);
     build();
+  });
+
+  afterEach(() => {
+    document.body.replaceChildren();
+    vi.restoreAllMocks();
   });
 
   /** As after a reload of the page. */
@@ -87,6 +95,7 @@ describe('Notices', () => {
     manager = new NotificationManager();
     asked = [];
     opened = [];
+    passed = 0;
     const api = {
       tombstone: async (id: string) => {
         asked.push(id);
@@ -98,7 +107,7 @@ describe('Notices', () => {
       },
       recoveryUrl: (id: string) => `/recovery/${id}`
     };
-    const model = new GuardModel(source, () => NOW.getTime());
+    const model = new GuardModel(source, () => NOW.getTime() + passed);
     const open = (path: string): void => void opened.push(path);
     notices = new Notices(model, api, documents, manager, open, trans, 'me');
   }
@@ -225,6 +234,58 @@ describe('Notices', () => {
     actions[1]?.callback(new MouseEvent('click'));
     click.mockRestore();
     expect(followed).toEqual([expect.stringMatching(/\/recovery\/id-2$/)]);
+  });
+
+  /** JupyterLab shows the notifications that there are, and time to read them passes. */
+  async function show(): Promise<void> {
+    manager.notifications.forEach(({ id }) => popUp(id));
+    await new Promise(resolve => setTimeout(resolve));
+    passed += 5_000;
+  }
+
+  it('goes when a cell of the notebook runs in its next kernel', async () => {
+    answered();
+    open();
+    await settle();
+    await show();
+    documents.changed.emit(); // the opening starts a kernel by itself: nobody has gone on by that
+    documents.ran.emit('work/another.ipynb');
+    expect(manager.count).toBe(1);
+    documents.ran.emit(PATH);
+    expect(manager.count).toBe(0);
+    expect(notices.endedAt(PATH)).toBe(later(-60));
+  });
+
+  it('goes when a newer one for the notebook comes', async () => {
+    answered();
+    open();
+    await settle();
+    await show();
+    const [old] = manager.notifications;
+    culled();
+    await settle();
+    expect(manager.count).toBe(1);
+    expect(manager.notifications[0]?.id).not.toBe(old?.id);
+  });
+
+  it('stays as long as nobody can have read it', async () => {
+    vi.mocked(document.hasFocus).mockReturnValue(false);
+    answered();
+    open();
+    await settle();
+    await show();
+    documents.ran.emit(PATH);
+    culled();
+    await settle();
+    expect(manager.count).toBe(2);
+    vi.mocked(document.hasFocus).mockReturnValue(true);
+    window.dispatchEvent(new Event('focus'));
+    passed += 4_999;
+    documents.ran.emit(PATH);
+    expect(manager.count).toBe(2);
+    passed += 1;
+    documents.ran.emit(PATH);
+    expect(manager.notifications).toHaveLength(1); // the newer one was never shown
   });
 
   it('tells of failures in one notification for each kernel', () => {

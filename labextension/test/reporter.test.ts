@@ -1,4 +1,5 @@
 import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
+import { ApiError } from '../src/api';
 import { newClientId, Reporter } from '../src/reporter';
 import type { IReport } from '../src/wire';
 import { Disk, OpenDocument } from './disk';
@@ -166,6 +167,51 @@ describe('Reporter', () => {
     await pass(24 * 3_600_000);
     expect(reports).toHaveLength(1);
     expect(vi.getTimerCount()).toBe(0);
+  });
+
+  const SEEN = { kernel_id: 'k1', given_at: '2026-03-02T13:00:00.000Z' };
+
+  it('tells at once and once that a warning was seen, and takes that for no input', async () => {
+    input();
+    await pass(30_000);
+    reporter.saw(SEEN);
+    notebook.model.dirty = true;
+    documents.changed.emit();
+    await pass(24 * 3_600_000);
+    expect(reports.map(r => [r.warnings_seen, r.input_age_seconds])).toEqual([
+      [undefined, 0],
+      [[SEEN], 30],
+      [undefined, 35]
+    ]);
+  });
+
+  it('tells of a seen warning without an input ever, and of no input', () => {
+    reporter.saw(SEEN);
+    expect(reports.map(r => [r.warnings_seen, r.input_age_seconds])).toEqual([[[SEEN], null]]);
+  });
+
+  it.each([
+    ['again what was not heard', new Error('away'), [[SEEN], [SEEN]]],
+    ['not again what was refused', new ApiError(400, 'unknown', null), [[SEEN], undefined]]
+  ])('tells %s', async (_, error, told) => {
+    const answers: (unknown[] | undefined)[] = [];
+    const api = {
+      report: async (_id: string, report: IReport): Promise<void> => {
+        answers.push(report.warnings_seen);
+        if (answers.length === 1) {
+          throw error;
+        }
+      },
+      leave: async () => undefined
+    };
+    reporter.dispose();
+    const other = new Reporter(api, 'other', documents);
+    other.saw(SEEN);
+    await pass(5_000);
+    expect(answers).toEqual(told);
+    input();
+    expect(answers.slice(2)).toEqual([undefined]);
+    other.dispose();
   });
 
   it('takes nobody for present at a notebook that has no kernel or no focus', async () => {

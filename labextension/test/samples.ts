@@ -111,6 +111,9 @@ export class OpenDocuments implements IDocuments {
   readonly changed = new Signal<this, void>(this);
   readonly frontChanged = new Signal<this, void>(this);
   readonly opened = new Signal<this, Context>(this);
+  readonly ran = new Signal<this, string>(this);
+  /** How often what is in front was given the focus. */
+  focused = 0;
   open: IOpen[] = [];
   inFront: { path: string; kernelId: string | null } | null = null;
 
@@ -133,6 +136,18 @@ export class OpenDocuments implements IDocuments {
   paths(): string[] {
     return this.open.map(({ context }) => context.localPath);
   }
+
+  focusFront(): void {
+    this.focused += 1;
+  }
+}
+
+/** What JupyterLab shows of a notification: an element with its id. */
+export function popUp(notification: string): HTMLElement {
+  const element = document.createElement('div');
+  element.id = notification;
+  document.body.append(element);
+  return element;
 }
 
 /** Let promises that are settled run their callbacks. */

@@ -1,18 +1,19 @@
 import { NotificationManager } from '@jupyterlab/apputils';
-import { beforeEach, describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import type { Api } from '../src/api';
 import { Actions } from '../src/keep';
 import { GuardModel } from '../src/model';
 import type { IKernel } from '../src/wire';
 import { loudWarning, Warnings } from '../src/warning';
 import { Disk, OpenDocument } from './disk';
-import { kernel, later, NOW, OpenDocuments, settle, Source, status, trans } from './samples';
+import { kernel, later, NOW, OpenDocuments, popUp, settle, Source, status, trans } from './samples';
 
 let source: Source;
 let documents: OpenDocuments;
 let manager: NotificationManager;
 let warnings: Warnings;
 let kept: [string, number][];
+let seen: [string, string][];
 
 const warned = (lead: number, changes: Partial<IKernel> = {}): IKernel =>
   kernel({
@@ -40,7 +41,15 @@ beforeEach(() => {
   } as unknown as Api;
   const model = new GuardModel(source, () => NOW.getTime());
   const actions = new Actions(model, api, documents, trans);
+  seen = [];
+  model.warningSeen.connect((_, { kernel_id, given_at }) => seen.push([kernel_id, given_at]));
   warnings = new Warnings(model, documents, actions, manager, trans, 'me');
+});
+
+afterEach(() => {
+  say();
+  document.body.replaceChildren();
+  vi.restoreAllMocks();
 });
 
 const messages = (): string[] => manager.notifications.map(({ message }) => message);
@@ -50,8 +59,9 @@ describe('Warnings', () => {
     say(warned(900));
     expect(messages()).toEqual([
       `train.ipynb shuts down at ${clock(900)}. It is saved first. ` +
-        'Variables and GPU memory are lost.'
+        'Variables and GPU memory are lost (no checkpoint function).'
     ]);
+    expect(messages()[0]?.length).toBeLessThanOrEqual(140); // JupyterLab cuts longer ones
     expect(manager.notifications[0]?.options.autoClose).toBe(false);
     expect(manager.notifications[0]?.type).toBe('warning');
   });
@@ -141,6 +151,48 @@ describe('Warnings', () => {
     expect(kept).toEqual([['k1', 7200]]);
     expect(event.defaultPrevented).toBe(true);
     expect(manager.count).toBe(1);
+  });
+
+  it('gives the focus to the notebook when it goes with the button that was pressed', async () => {
+    say(warned(900));
+    const button = document.createElement('button');
+    document.body.append(button);
+    const save = manager.notifications[0]?.options.actions?.find(a => a.label === 'Save now');
+    button.addEventListener('click', event => save?.callback(event));
+    button.focus();
+    button.click();
+    await settle();
+    expect(documents.focused).toBe(0);
+    say(kernel({ state: 'active' }));
+    expect(documents.focused).toBe(1);
+    say(warned(300));
+    document.body.focus();
+    button.blur(); // somebody is elsewhere by now
+    say(kernel({ state: 'active' }));
+    expect(documents.focused).toBe(1);
+  });
+
+  it('tells once for each lead that it was seen, and not what is known', async () => {
+    vi.spyOn(document, 'hasFocus').mockReturnValue(true);
+    say(warned(900));
+    expect(seen).toEqual([]);
+    popUp(manager.notifications[0]?.id ?? '');
+    await vi.waitFor(() => expect(seen).toEqual([['k1', later(-900)]]));
+    say(warned(900));
+    say(warned(300));
+    expect(seen.slice(1)).toEqual([['k1', later(-300)]]);
+    say(warned(60, { warnings: [{ at: later(-60), lead_seconds: 60, seen_at: later(-50) }] }));
+    expect(seen).toHaveLength(2);
+  });
+
+  it('was not seen where it went before anybody looked', async () => {
+    vi.spyOn(document, 'hasFocus').mockReturnValue(false);
+    say(warned(900));
+    popUp(manager.notifications[0]?.id ?? '');
+    say(kernel({ state: 'active' }));
+    vi.mocked(document.hasFocus).mockReturnValue(true);
+    window.dispatchEvent(new Event('focus'));
+    expect(seen).toEqual([]);
   });
 
   it('offers no keeping where the user may not keep', () => {

@@ -181,7 +181,7 @@ def test_settling_ends_what_was_only_inferred():
     seen = play(
         (0, output("thread")), (1, busy("s", shell="1")), (1, told("s", shell="1")), begin=Executions()
     )
-    settled = seen.settle()
+    settled = seen.settle(at(2))
     assert settled.settled
     assert running(settled, 2) == ["s"]
     printed = play((3, output("thread")), begin=settled)
@@ -281,3 +281,41 @@ def test_of_well_formed_cells_exactly_the_current_one_runs(cells, moment):
     if ended:
         assert executions.last_end == at(ended[-1][1])
         assert executions.last_seconds == ended[-1][1] - ended[-1][0]
+
+
+def test_a_main_shell_that_owes_its_answer_runs_what_nobody_heard_begin():
+    heard = Executions().hear(at(10))
+    assert (running(heard, 10.9), running(heard, 11)) == ([], [""])
+    assert heard.hear(at(20)).running(at(20))[0].since == at(10)
+    assert not heard.waiting_for_input(at(20))
+    settled = heard.settle(at(35))
+    assert running(settled, 36) == []
+    assert (settled.last_start, settled.last_end, settled.last_seconds) == (at(10), at(35), 25.0)
+
+
+def test_a_main_shell_that_answers_at_once_has_run_nothing():
+    settled = Executions().hear(at(10)).settle(at(10.5))
+    assert settled == Executions(settled=True)
+
+
+def test_what_nobody_heard_begin_ends_with_its_idle_and_the_next_counts_anew():
+    first = Executions().hear(at(0)).see(idle("a"), at(30))
+    assert (first.last_start, first.last_end, first.last_seconds) == (at(0), at(30), 30.0)
+    assert (running(first, 30.5), running(first, 31)) == ([], [""])
+    told_of = play((30.2, busy("b")), (30.2, told("b")), begin=first)
+    assert running(told_of, 40) == ["b"]
+    assert told_of.settle(at(50)).last_seconds == 30.0  # "b" has been heard, and ends by its own idle
+
+
+def test_a_kernel_that_was_never_heard_runs_nothing_that_is_known():
+    assert running(Executions(), 1000) == []
+
+
+def test_what_nobody_heard_begin_ends_with_its_process():
+    stopped = Executions().hear(at(0)).stop(at(60))
+    assert (running(stopped, 70), stopped.last_end, stopped.last_seconds) == ([], at(60), 60.0)
+
+
+def test_what_a_subshell_runs_says_nothing_of_the_main_one():
+    begun = play((1, busy("s", shell="1")), (1, told("s", shell="1")), begin=Executions().hear(at(0)))
+    assert running(begun, 5) == ["s", ""]

@@ -1,8 +1,10 @@
-"""The files of this project, as git has them or, in an unpacked sdist, as they lie there."""
+"""The files of this project, as git has them or, in an unpacked sdist or without git, as they lie there."""
 
 from __future__ import annotations
 
+import shutil
 import subprocess
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -12,9 +14,8 @@ REFERENCE = DOCS / "reference"
 
 def files() -> list[Path]:
     """Every file that belongs to the project, new ones included."""
-    if not (ROOT / ".git").exists():
-        left_out = {".venv", "node_modules", "__pycache__", ".hypothesis"}
-        return [p for p in ROOT.rglob("*") if p.is_file() and not left_out & set(p.parts)]
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        return [path for path in ROOT.rglob("*") if path.is_file() and not _is_made(path)]
     command = [
         "git",
         "-c",
@@ -27,6 +28,20 @@ def files() -> list[Path]:
     ]
     listed = subprocess.run(command, cwd=ROOT, capture_output=True, check=True).stdout
     return [p for name in listed.split(b"\0") if name and (p := ROOT / name.decode()).is_file()]
+
+
+def _is_made(path: Path) -> bool:
+    """Whether git would ignore the file. Of what .gitignore may say only what ours does: a name, a folder, a path."""
+    below = path.relative_to(ROOT)
+    if below.parts[0] == ".git":
+        return True
+    for line in (ROOT / ".gitignore").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name = line.rstrip("/")
+            as_path = "/" in name and f"{below.as_posix()}/".startswith(f"{name}/")
+            if as_path or any(fnmatch(part, name) for part in below.parts):
+                return True
+    return False
 
 
 def texts() -> dict[Path, str]:

@@ -33,7 +33,7 @@ def answering(answer: Answer) -> Iterator[Odd]:
             odd.requests.append((self.command, self.path, self.headers.get("Authorization"), body))
             answer(self)
 
-        do_GET = do_POST = handle_one
+        do_GET = do_POST = do_DELETE = handle_one
 
         def log_message(self, *arguments: object) -> None:
             pass

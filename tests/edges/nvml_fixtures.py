@@ -12,6 +12,7 @@ from tests.edges.nvml_machine import Machine
 def no_mps(tmp_path, monkeypatch):
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
     monkeypatch.setattr(nvml_card, "MPS_PIPES", tmp_path / "nvidia-mps")
+    monkeypatch.setattr(nvml_card, "WINDOWS_GPU", tmp_path / "dxg")
 
 
 @pytest.fixture

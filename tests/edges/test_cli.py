@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 
 from jupyter_gpu_guard._version import __version__
 from jupyter_gpu_guard.cli import aligned, main
+from jupyter_gpu_guard.core.reasons import TEXTS, because
 from jupyter_gpu_guard.kernel import words
 from tests.edges.answering import REPOSITORY, answering, kernel, leave_file, reason, says, status
 from tests.server.live import LiveServer
@@ -95,7 +97,13 @@ def test_a_server_is_asked_by_its_address_with_the_token_of_the_environment(live
 
 def test_a_wrong_token_is_told(live, capsys):
     assert main(["status", "--url", live.url, "--token", "wrong"]) == 1
-    assert "it refused the token" in capsys.readouterr().out
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        live.url,
+        "  it refused the token",
+        f"Name the token of {live.url} (`jupyter server list` on its machine shows it):",
+        f"    JUPYTER_TOKEN=TOKEN jupyter gpu-guard status --url {live.url}",
+    ]
 
 
 # --- status against odd servers ---
@@ -103,10 +111,10 @@ def test_a_wrong_token_is_told(live, capsys):
 
 def test_without_a_server_it_says_what_to_do(capsys):
     assert main(["status"]) == 1
-    assert (
-        "No Jupyter server of yours runs on this machine. Start one with `jupyter lab`"
-        in capsys.readouterr().out
-    )
+    assert capsys.readouterr().out.splitlines() == [
+        "No Jupyter server of yours runs on this machine. Start one with `jupyter lab`, or name one elsewhere:",
+        "    JUPYTER_TOKEN=TOKEN jupyter gpu-guard status --url http://HOST:8888/",
+    ]
     assert main(["status", "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == {"servers": []}
 
@@ -136,7 +144,8 @@ def test_what_is_no_answer_is_said(alone, capsys, answer, sentence):
     assert said.splitlines()[0] == odd.url
     assert sentence in said.splitlines()[1]
     assert odd.requests[0][:3] == ("GET", "/gpu-guard/api/v1/status", "token secret")
-    assert "`jupyter gpu-guard doctor` says what is in the way." in said
+    doctor = "`jupyter gpu-guard doctor` says what is in the way." in said
+    assert doctor is ("refused" not in sentence)
 
 
 def test_nobody_listens(alone, capsys):
@@ -204,7 +213,36 @@ def test_one_server_of_two_is_enough(alone, capsys):
         assert main(["status"]) == 0
     said = capsys.readouterr().out
     assert f"{bad.url}\n  no guard runs in it" in said
+    assert said.splitlines()[-2:] == [
+        "One of them alone:",
+        f"    jupyter gpu-guard status --url {said.splitlines()[0]}",
+    ]
     assert "doctor" not in said
+
+
+def test_a_server_that_was_named_is_examined_by_its_name(capsys):
+    with answering(says(b"", 404)) as bad:
+        assert main(["status", "--url", bad.url]) == 1
+    assert capsys.readouterr().out.splitlines() == [
+        bad.url,
+        "  no guard runs in it",
+        f"`jupyter gpu-guard doctor --url {bad.url}` says what is in the way.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("localhost:8888", "did you mean http://localhost:8888/ ?"),
+        ("http+unix://%2Frun%2Fj.sock", "is no address such as http://127.0.0.1:8888/"),
+        ("", "'' is no address"),
+    ],
+)
+def test_what_is_no_address_is_said_to_be_none(url, sentence, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(["status", "--url", url])
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
 
 
 def test_what_is_wrong_in_a_server_stands_above_its_kernels(alone, capsys):
@@ -339,6 +377,40 @@ def test_a_kernel_without_notebook_and_gpu_has_a_row_too(alone, capsys):
     assert [row.split()[:2] for row in rows] == [["kernel", "0a1b2c3d"], ["b.ipynb", "unused"]]
     assert [" none " in row for row in rows] == [True, False]
     assert [" ? " in row for row in rows] == [False, True]
+
+
+BERLIN = "CET-1CEST,M3.5.0,M10.5.0/3"
+
+
+@pytest.mark.parametrize(
+    ("text", "params", "said"),
+    [
+        ("kernels unused for 7200 s are shut down", {"seconds": 7200.0}, "kernels unused for 2 h are shut down"),
+        ("after a run of 65 s it may rest for 5 s", {"run_seconds": 65.2, "seconds": 5},
+         "after a run of 65 s it may rest for 5 s"),
+        ("a run of 7205 s, then 5 s", {"seconds": 5.0, "run_seconds": 7205.0}, "a run of 2 h, then 5 s"),
+        ("runs since 2026-03-01T09:12:44Z", {"since": "2026-03-01T09:12:44Z"}, "runs since 10:12 CET"),
+        ("ran until 2026-02-28T09:12:44Z", {"at": "2026-02-28T09:12:44Z"}, "ran until 2026-02-28 10:12 CET"),
+        ("expected 2026-03-01T09:12:44Z or so", {"error": "2026-03-01T09:12:44Z or so", "seconds": None},
+         "expected 2026-03-01T09:12:44Z or so"),
+    ],
+)  # fmt: skip
+def test_spans_and_times_of_a_reason_are_those_of_people(monkeypatch, text, params, said):
+    monkeypatch.setenv("TZ", BERLIN)
+    time.tzset()
+    assert words.text_of({"code": "x", "params": params, "text": text}, NOON) == said
+
+
+def test_a_sentence_is_that_of_the_guard_with_its_own_numbers(monkeypatch):
+    """What `text_of` looks for is what the guard writes."""
+    for code, text in TEXTS.items():
+        seconds = dict.fromkeys(re.findall(r"\{(\w*seconds)", text), 3725.4)
+        times = dict.fromkeys(re.findall(r"\{(at|since|until)\}", text), "2026-03-01T09:12:44Z")
+        said = words.text_of(because(code, **seconds, **times).to_wire(), NOON)
+        if len(seconds) + len(times) == len(re.findall(r"\{", text)):
+            assert said.count("1 h 2 min") == len(seconds), code
+            assert said.count("09:12 UTC") == len(times), code
+            assert not re.search(r"\d s\b|T\d", said), code
 
 
 def test_columns_stand_under_each_other():

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from jupyter_gpu_guard import nvml_card
 from jupyter_gpu_guard.cli import main, read_settings
 from jupyter_gpu_guard.doctor import gpu, jupyter, machine, policy_file, servers
 from jupyter_gpu_guard.doctor.finding import Finding, Level
@@ -91,6 +92,14 @@ def test_a_card_that_hides_the_use_of_its_processes(standin):
     assert (hidden.name, hidden.status) == ("GPU 0", Level.WARN)
     assert "use cannot be read on a MIG device" in hidden.found
     assert "other-signals" in hidden.remedy
+
+
+def test_a_card_that_tells_of_no_process_by_its_nature(standin, tmp_path, monkeypatch):
+    monkeypatch.setattr(nvml_card, "WINDOWS_GPU", tmp_path)  # as under WSL
+    _, first, second = driver_findings()
+    assert (first.name, first.status, second.status) == ("GPU 0", Level.WARN, Level.WARN)
+    assert "its processes cannot be listed: this GPU or driver cannot tell" in first.found
+    assert "other-signals" in first.remedy
 
 
 def test_no_gpu_is_no_failure(monkeypatch):

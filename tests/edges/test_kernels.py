@@ -133,18 +133,19 @@ def environment(pid: int | None) -> dict[str, str]:
     ids=["async", "sync"],
 )
 async def test_the_first_cell_is_never_missed(watch, jp_serverapp, jp_fetch, connect):
+    """It may have begun before our subscription stood: then nothing of it is heard but that the shell is taken."""
     await watch.start()
     response = await jp_fetch("api", "kernels", method="POST", body='{"name": "python3"}')
     kernel_id = json.loads(response.body)["id"]
     km = jp_serverapp.kernel_manager.get_kernel(kernel_id)
-    connect(km).execute("import time; time.sleep(1.5)")
+    connect(km).execute("import time; time.sleep(4)")
     first = await becomes(watch, kernel_id, lambda k: k.executing, "the first cell after the start")
     assert (first.execution_state, first.executing, first.incarnation) == ("busy", 1, 0)
     assert first.pid == km.provisioner.pid
     assert (environment(first.pid)[MARKER], environment(first.pid)["EXTRA"]) == (kernel_id, "given")
 
     await jp_fetch("api", "kernels", kernel_id, "restart", method="POST", body="{}")
-    connect(km).execute("import time; time.sleep(1.5)")
+    connect(km).execute("import time; time.sleep(4)")
     second = await becomes(watch, kernel_id, lambda k: k.executing, "the first cell after a restart")
     assert (second.execution_state, second.executing, second.incarnation) == ("busy", 1, 1)
     assert second.pid != first.pid
@@ -153,8 +154,8 @@ async def test_the_first_cell_is_never_missed(watch, jp_serverapp, jp_fetch, con
     # The guard's own request may have come after the cell, and is then answered after it.
     ended = await becomes(watch, kernel_id, lambda k: k.watched and not k.executing, "its end")
     assert ended.execution_state == "idle"
-    assert ended.last_execution_seconds == pytest.approx(1.5, abs=1.0)
-    assert ended.last_execution_end.since(ended.last_execution_start).total_seconds() >= 1.4
+    assert ended.last_execution_seconds == pytest.approx(4, abs=2)
+    assert ended.last_execution_end.since(ended.last_execution_start).total_seconds() >= 2
 
 
 async def test_a_control_message_turns_the_server_idle_in_a_silent_cell_but_not_us(
@@ -399,7 +400,10 @@ async def test_kernels_that_ran_before_are_adopted_and_all_is_left_as_it_was(wat
         ended = await becomes(watch, kernel_id, lambda k: k.watched, "watched once the cell has ended")
         assert (ended.execution_state, ended.executing) == ("idle", 0)
         assert ended.last_execution_end > began
-        assert ended.last_execution_seconds is None  # nobody saw it begin
+        # Nobody saw it begin: of the silent one it is known since when the shell has owed an answer.
+        longest = ended.last_execution_end.since(began).total_seconds()
+        known = ended.last_execution_seconds
+        assert known is None if kernel_id == printing else 0 < known <= longest
 
     mkm.remove_kernel(silent)  # as when a kernel is lost without a shutdown
     assert [k.kernel_id for k in await watch.kernels()] == [printing]

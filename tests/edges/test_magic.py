@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 
 import pytest
@@ -74,13 +75,39 @@ def test_it_keeps_the_kernel(live, guarded):
     assert any(row["reason"]["code"] == "kept" for row in rows)
 
 
+def test_it_takes_the_extension_back(live, guarded):
+    live.run(guarded, "%gpu_guard keep 1h")
+    assert live.kernel(guarded)["keep_alive_until"]
+    first, second, *_ = live.run(guarded, "%gpu_guard keep off").splitlines()
+    assert first == "no longer kept"
+    assert second.startswith("in use: ")
+    assert live.kernel(guarded)["keep_alive_until"] is None
+    assert live.run(guarded, "%gpu_guard keep off").strip() == "this kernel was not kept"
+
+
+def test_times_are_those_of_the_kernels_own_zone(live, guarded):
+    """The server is on UTC."""
+    live.run(guarded, "import os, time; os.environ['TZ'] = 'XYZ-5:30'; time.tzset()")
+    try:
+        said = live.run(guarded, "%gpu_guard keep 1h")
+        state = live.run(guarded, "%gpu_guard")
+    finally:
+        live.run(guarded, "os.environ['TZ'] = 'UTC'; time.tzset()")
+        live.run(guarded, "%gpu_guard keep off")
+    zone = timezone(timedelta(hours=5, minutes=30))
+    expected = {(datetime.now(zone) + timedelta(hours=1, minutes=-m)).strftime("%H:%M XYZ") for m in (0, 1)}
+    assert any(f"{at}; " in said for at in expected), said
+    assert re.match(r"in use: .* \d\d:\d\d XYZ$", state.splitlines()[0]), state
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("keep 20h", "one extension may last 57600 s at most"),
+        ("keep 20h", "one extension may last 16 h at most: %gpu_guard keep 16h"),
         ("keep soon", "'soon' is no duration"),
         ("keep", "%gpu_guard keep 2h"),
         ('keep 2h "why', "No closing quotation"),
+        ("keep off now", "'off' is no duration"),
         ("stop", "%gpu_guard keep 2h"),
     ],
 )
@@ -116,7 +143,9 @@ def test_a_kernel_without_a_guard_is_told_so_and_goes_on():
 
 
 def test_no_server_is_found(runtime):
-    with pytest.raises(Unguarded, match=r"\(its Jupyter server was not found on this machine\)\.$"):
+    with pytest.raises(
+        Unguarded, match=r"\(its Jupyter server was not found on this machine\)\. `jupyter gpu-guard"
+    ):
         answer("")
 
 
@@ -163,12 +192,32 @@ def test_keep_sends_seconds_and_reason(runtime):
     assert body == b'{"seconds": 5400.0, "reason": "the long evaluation"}'
 
 
-def test_a_refusal_of_the_guard_is_the_last_word(runtime):
-    refusal = says({"message": "extensions are switched off", "reason": reason("keep_alive_off")}, 403)
-    with answering(refusal) as own:
+@pytest.mark.parametrize(
+    ("code", "params", "message", "said"),
+    [
+        ("keep_alive_off", {}, "they are off",
+         "they are off: save what you need in time, or ask whoever runs the server to allow it"),
+        ("keep_alive_used_up", {"limit_seconds": 5400.5}, "only 5400 s are left",
+         "only 1 h 30 min are left: %gpu_guard keep 1h30m"),
+        ("keep_alive_used_up", {"limit_seconds": 0.0}, "only 0 s are left",
+         "only 0 s are left: save what you need; a kernel in use is not shut down"),
+        ("bad_request", {"key": "reason"}, "reason: expected a text of at most 200 characters",
+         "reason: expected a text of at most 200 characters"),
+    ],
+)  # fmt: skip
+def test_a_refusal_of_the_guard_is_the_last_word(runtime, code, params, message, said):
+    with answering(says({"message": message, "reason": reason(code, **params)}, 403)) as own:
         leave_file(runtime, own.url)
-        with pytest.raises(Mistake, match="extensions are switched off"):
+        with pytest.raises(Mistake) as mistake:
             answer("keep 2h")
+    assert str(mistake.value) == said
+
+
+def test_keep_off_asks_for_nothing_where_nothing_is_kept(runtime):
+    with answering(says(kernel())) as own:
+        leave_file(runtime, own.url)
+        assert answer("keep off") == "this kernel was not kept"
+    assert [request[0] for request in own.requests] == ["GET"]
 
 
 # --- finding servers ---
@@ -226,9 +275,14 @@ def test_what_is_no_duration(text):
 
 def test_an_unused_kernel_in_words():
     share = {"uuid": "GPU-1", "memory_bytes": None, "sm_ratio": None}
-    said = kernel(gpus=[share], mode="observe", deadline=None)
+    said = kernel(
+        gpus=[share],
+        mode="observe",
+        deadline=None,
+        reason=reason("idle", "unused for 6900 s: GPU peak 0.4%", seconds=6900.2),
+    )
     assert describe(said, NOON).splitlines() == [
-        "unused for 1 h 55 min: unused for 61 s",
+        "unused for 1 h 55 min: GPU peak 0.4%",
         "GPU-1: ?, ? in use",
         "observing: nothing will be shut down",
     ]

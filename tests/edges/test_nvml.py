@@ -396,9 +396,38 @@ def test_a_driver_without_any_list(machine):
     assert why(machine.gpus()[0].processes) == ("function_not_found", COMPUTE)
 
 
-def test_wsl_which_answers_unknown_error_to_the_lists(machine):
+def test_lists_that_fail_with_an_unknown_error_are_an_error(machine):
     machine.driver.fail("nvmlDeviceGet*RunningProcesses*", 999)
     for _ in range(3):
         gpu = machine.gpus()[0]
         assert why(gpu.processes) == ("driver_error", COMPUTE)
         assert gpu.memory_total_bytes == 80 * GIB
+
+
+@pytest.fixture
+def of_windows(machine, tmp_path):
+    """The cards belong to Windows, as under WSL."""
+    (tmp_path / "dxg").touch()
+    return machine
+
+
+@pytest.mark.parametrize("code", [None, 3, 999])
+def test_a_card_of_windows_tells_of_no_process_by_its_nature(of_windows, code):
+    """Whatever its lists answer: drivers before 512 fail, later ones list processes that are not to be found here."""
+    of_windows.driver.add_process(PID, memory=GIB, sm=0)
+    if code is not None:
+        of_windows.driver.fail("nvmlDeviceGet*RunningProcesses*", code)
+    of_windows.driver.fail(SAMPLES, 6)
+    for _ in range(3):
+        gpu = of_windows.gpus()[0]
+        assert (why(gpu.processes), gpu.stray_samples) == (("not_supported", COMPUTE), ())
+        assert (gpu.memory_total_bytes, gpu.power_watts) == (80 * GIB, 90.0)
+    assert of_windows.driver.calls(SAMPLES) == of_windows.driver.calls(COMPUTE) == 0
+
+
+def test_a_card_of_windows_that_fails_is_an_error(of_windows):
+    of_windows.driver.fail("nvmlDevice*", 15, gpu=1)
+    sound, lost = of_windows.gpus()
+    assert (why(sound.processes)[0], why(lost.processes)[0]) == ("not_supported", "gpu_lost")
+    of_windows.driver.fail("nvmlDevice*", 999)
+    assert of_windows.unavailable()[0] in ("driver_error", "uninitialized")

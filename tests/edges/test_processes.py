@@ -334,21 +334,55 @@ def test_rounds_between_full_scans_read_only_what_they_are_asked_for(
     assert set(reader.read((), MINUTE, (child.pid,)).processes) == {child.pid}
 
 
-def test_between_full_scans_a_known_process_is_seen_to_change_and_to_die(
-    spawn: Callable[..., Child], clock: Clock
-) -> None:
+def test_between_full_scans_a_known_process_is_seen_to_die(spawn: Callable[..., Child], clock: Clock) -> None:
     child = spawn(env={"JUPYTER_GPU_GUARD_KERNEL_ID": "k-1"})
     reader = ProcessReader(clock=clock)
     before = [reader.read((), NOW, ()).processes[child.pid] for _ in range(2)][1]
-    child.do("open('/proc/self/comm', 'w').write('renamed')")
-    renamed = reader.read((child.pid,), MINUTE, ()).processes[child.pid]
-    assert (renamed.name, renamed.marker, renamed.key) == ("renamed", "k-1", before.key)
-    assert (renamed.uid, renamed.cgroup) == (before.uid, before.cgroup)
+    assert reader.read((child.pid,), MINUTE, ()).processes[child.pid] == before
     child.process.kill()
     assert eventually(lambda: reader.read((child.pid,), MINUTE, ()).processes[child.pid].state == "Z")
     child.process.wait()
     assert child.pid not in reader.read((child.pid,), MINUTE, ()).processes
     assert reader.full_scans == 2
+
+
+def test_between_full_scans_a_known_process_is_seen_to_lose_its_parent(
+    spawn: Callable[..., Child], clock: Clock
+) -> None:
+    """Also one that was watched when it still had it."""
+    parent = spawn()
+    start = "import subprocess; p = subprocess.Popen(['sleep', '60'], stdin=subprocess.DEVNULL); print(p.pid)"
+    orphan = int(parent.do(start))
+    reader = ProcessReader(clock=clock)
+    for _ in range(2):
+        reader.read((), NOW, ())
+    try:
+        assert reader.read((orphan,), MINUTE, ()).processes[orphan].parent_pid == parent.pid
+        parent.process.kill()
+        parent.process.wait()
+        found = reader.read((orphan,), MINUTE, ())
+        assert found.processes[orphan].parent_pid not in (parent.pid, 0)
+        assert not found.full
+    finally:
+        os.kill(orphan, signal.SIGKILL)
+
+
+def _pidfds() -> int:
+    folder = Path("/proc/self/fd")
+    return sum("pidfd" in os.readlink(file) for file in folder.iterdir() if file.is_symlink())
+
+
+def test_what_is_not_asked_for_any_more_holds_no_descriptor(
+    spawn: Callable[..., Child], clock: Clock
+) -> None:
+    child = spawn()
+    reader = ProcessReader(clock=clock)
+    held = []
+    for roots in ((), (), (child.pid,), (), ()):
+        reader.read((), NOW, ())
+        reader.read((), MINUTE, roots)
+        held.append(_pidfds())
+    assert held[2] > held[1] == held[4]
 
 
 def test_a_marker_of_a_process_just_forked_is_read_again(clock: Clock, tmp_path: Path) -> None:

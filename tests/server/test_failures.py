@@ -103,7 +103,7 @@ def failing(call: str, code: int) -> Callable[[StandInDriver, int, int], object]
 
 FAULTS = (
     Fault("list_forbidden", failing(LIST, 4), "unknown", "no_permission"),
-    Fault("list_unknown_error", failing(LIST, 999), "unknown", "driver_error"),  # WSL: dask/distributed#5567
+    Fault("list_unknown_error", failing(LIST, 999), "unknown", "driver_error"),
     Fault("list_race", failing(LIST, 7), "unknown", "driver_error"),
     Fault("lost", failing("nvmlDevice*", 15), "unknown", "gpu_lost"),
     Fault("samples_not_supported", failing(SAMPLES, 3), "unknown", "not_supported"),

@@ -63,6 +63,7 @@ DEEP: list[Any] = []
 for _ in range(500):
     DEEP = [DEEP]
 DOCUMENT = {"path": "one.ipynb", "kernel_id": "k", "dirty": False}
+SEEN = {"kernel_id": "k", "given_at": "2026-03-02T13:00:00.000Z"}
 ANSWER = {"nonce": "n", "client_id": "c", "documents": []}
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     *[
@@ -101,6 +102,32 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         ("clients/page", {"focused_kernel_id": wrong}, "focused_kernel_id")
         for wrong in (5, "", "x" * 201, [])
     ],
+    *[
+        ("clients/page", {"warnings_seen": wrong}, "warnings_seen")
+        for wrong in (None, {}, "x", True, [SEEN] * 101)
+    ],
+    ("clients/page", {"warnings_seen": [SEEN, 5]}, "warnings_seen[1]"),
+    ("clients/page", {"warnings_seen": [{"kernel_id": "k"}]}, "warnings_seen[0].given_at"),
+    ("clients/page", {"warnings_seen": [{**SEEN, "seen": True}]}, "warnings_seen[0].seen"),
+    *[
+        ("clients/page", {"warnings_seen": [{**SEEN, "kernel_id": wrong}]}, "warnings_seen[0].kernel_id")
+        for wrong in (None, 5, "", "x" * 201, [])
+    ],
+    *[
+        ("clients/page", {"warnings_seen": [{**SEEN, "given_at": wrong}]}, "warnings_seen[0].given_at")
+        for wrong in (
+            None,
+            5,
+            "",
+            "now",
+            "2026-03-02T13:00:00Z",
+            "2026-13-02T13:00:00.000Z",
+            "2026-03-02T13:00:00.000+01:00",
+            "2026-03-02T13:00:00.00٣Z",
+        )
+    ],
+    # One wrong value, and nothing of the report counts.
+    ("clients/page", {"documents": [DOCUMENT], "warnings_seen": [5]}, "warnings_seen[0]"),
     ("clients/" + "x" * 65, {}, "client_id"),
     ("clients/a%20b", {}, "client_id"),
 ]

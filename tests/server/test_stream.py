@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from itertools import pairwise
 from typing import Any
@@ -23,7 +23,10 @@ import websocket
 from prometheus_client.parser import text_string_to_metric_families
 
 from jupyter_gpu_guard import stream as stream_module
-from tests.server.gpu_server import GpuServer
+from jupyter_gpu_guard.core.deadline import Cause, Warning_
+from jupyter_gpu_guard.core.life import Phase
+from jupyter_gpu_guard.reach import Reach
+from tests.server.gpu_server import GpuServer, moment
 from tests.server.listeners import Listener, connect, listen, reset
 from tests.server.wire_schemas import check
 
@@ -42,6 +45,7 @@ class Scene:
     passer_by: Listener
     shouting: Listener
     kernel_pings: int
+    seen: dict[str, Any]
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +59,11 @@ def server(make_server: Callable[..., GpuServer]) -> GpuServer:
     )
     server.start()
     return server
+
+
+def warning_of(server: GpuServer, kernel_id: str, key: str) -> dict[str, Any] | None:
+    """The kernel's warning once that is known of it."""
+    return next((w for w in server.kernel(kernel_id)["warnings"] if w[key]), None)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +89,14 @@ def scene(server: GpuServer) -> Scene:
     kernel_socket = Listener("kernel", connect(server, f"api/kernels/{kernel_id}/channels"))
     load.rest()
     first, second = listeners["first"], listeners["second"]
+    warned = server.until(
+        lambda: warning_of(server, kernel_id, "delivered_at"), 30, "no warning is delivered"
+    )
+    tell = {"documents": [document], "warnings_seen": [{"kernel_id": kernel_id, "given_at": warned["at"]}]}
+    for _ in range(2):  # said again, as after an answer that got lost
+        code, body = server.request("POST", f"{API}/clients/first", tell)
+        assert code == 204, body
+    seen = server.kernel(kernel_id)
     for page in (first, second):
         (request,) = server.until(lambda page=page: page.all("save_request"), 30, "no request to save")
         digest = hashlib.sha256((server.root / "nb.ipynb").read_bytes()).hexdigest()
@@ -92,7 +109,14 @@ def scene(server: GpuServer) -> Scene:
     for listener in (*listeners.values(), kernel_socket):
         listener.close()
     return Scene(
-        server, kernel_id, first, second, listeners["passer-by"], listeners["shouting"], kernel_socket.pings
+        server,
+        kernel_id,
+        first,
+        second,
+        listeners["passer-by"],
+        listeners["shouting"],
+        kernel_socket.pings,
+        seen,
     )
 
 
@@ -133,6 +157,22 @@ def test_everybody_is_warned_at_once(scene: Scene) -> None:
         assert message["kernel"]["state"] == "warned"
     (warned,), (asked,) = scene.first.times("warning"), scene.first.times("save_request")
     assert asked - warned > 2.5
+
+
+def test_what_became_of_a_warning_is_told_and_changes_nothing(scene: Scene) -> None:
+    (message,) = scene.first.all("warning")
+    assert (message["warning"]["delivered_at"], message["warning"]["seen_at"]) == (None, None)
+    (warning,) = scene.seen["warnings"]
+    assert message["warning"]["at"] <= warning["delivered_at"] <= warning["seen_at"]
+    assert scene.seen["state"] == "warned"
+    assert moment(scene.seen["deadline"]) == pytest.approx(moment(message["kernel"]["deadline"]), abs=0.1)
+    (stone,) = scene.server.tombstones(scene.kernel_id)
+    for there in stone["warnings"]:
+        assert there == {key: warning[key] for key in there}
+    told = [row for row in scene.server.happenings(scene.kernel_id) if row["action"].startswith("warning_")]
+    assert [row["action"] for row in told] == ["warning_delivered", "warning_seen"]
+    assert {row["reason"]["params"]["at"] for row in told} == {warning["at"]}
+    check("tombstone", stone)
 
 
 def test_only_those_who_hold_a_document_are_asked_to_save(scene: Scene) -> None:
@@ -292,3 +332,46 @@ async def test_who_does_not_read_is_let_go_and_the_others_read_on(
     assert (await next_of(connection, "beat"))["server_time"] == "end"
     connection.close()
     asleep.close()
+
+
+async def test_a_warning_is_delivered_to_a_page_that_shows_it(
+    jp_serverapp: Any, jp_ws_fetch: Any, jp_fetch: Any
+) -> None:
+    """Where a page has the kernel open, another page's stream is none. What was seen was delivered somehow."""
+    (app,) = jp_serverapp.extension_manager.extension_apps["jupyter_gpu_guard"]
+    guard = app._built.guard
+    kernel_id = await jp_serverapp.kernel_manager.start_kernel()
+    while kernel_id not in guard.state.watched:
+        await asyncio.sleep(0.05)
+    guard._looping.cancel()  # a round would take the warning back: this kernel holds no GPU
+    watched = guard.state.watched[kernel_id]
+    base = ("gpu-guard", "api", "v1")
+    connection = await jp_ws_fetch(*base, "stream", params={"client_id": "passer-by"})
+    document = {"path": "a.ipynb", "kernel_id": kernel_id, "dirty": False}
+
+    async def report(client_id: str, **body: Any) -> None:
+        await jp_fetch(*base, "clients", client_id, method="POST", body=json.dumps(body))
+
+    async def warn() -> tuple[Warning_, str]:
+        warning = Warning_(Cause.IDLE, timedelta(minutes=5), guard.clock())
+        watched.life = replace(watched.life, phase=Phase.WARNED, warnings=(warning,))
+        guard.steps.on_warning(watched, warning)
+        return warning, (await next_of(connection, "warning"))["warning"]["at"]
+
+    await report("holder", documents=[document])
+    warning, at = await warn()
+    await asyncio.sleep(0.2)
+    assert watched.reaches.of(warning) == Reach()
+    await report("holder", documents=[document], warnings_seen=[{"kernel_id": kernel_id, "given_at": at}])
+    reach = watched.reaches.of(warning)
+    assert reach.delivered is not None
+    assert reach.seen is not None
+    await report("holder", documents=[])
+    warning, _ = await warn()
+    while watched.reaches.of(warning).delivered is None:
+        await asyncio.sleep(0.01)
+    assert watched.reaches.of(warning).seen is None
+    await report("holder", warnings_seen=[{"kernel_id": kernel_id, "given_at": at}])  # of the one before
+    await report("holder", warnings_seen=[{"kernel_id": "gone", "given_at": at}])
+    assert watched.reaches.of(warning).seen is None
+    connection.close()
