@@ -303,10 +303,7 @@ export function full(said: ICountdown, t: TranslationBundle, now: Date): string 
 
 const LOST: Record<string, (t: TranslationBundle) => string> = {
   variables: t => t.__('variables'),
-  gpu_memory: t => t.__('GPU memory'),
-  outputs: t => t.__('outputs that no page received'),
-  console: t => t.__('console cells'),
-  unsaved: t => t.__('edits that were not saved')
+  gpu_memory: t => t.__('GPU memory')
 };
 
 /** What was lost, by its code; a code of a newer server is shown as it is. */

@@ -184,10 +184,6 @@ class StandInDriver:
         self._processes[pid, gpu, kind] = {"memory": 0, **settings}
         self._write()
 
-    def set_process(self, pid: int, gpu: int = 0, kind: str = "C", **settings: Value) -> None:
-        self._processes[pid, gpu, kind].update(settings)
-        self._write()
-
     def remove_process(self, pid: int) -> None:
         """Take the process off all GPUs."""
         self._processes = {key: value for key, value in self._processes.items() if key[0] != pid}
