@@ -65,8 +65,7 @@ class Steps:
         before = watched.life
         if before.phase is Phase.CULLED:
             return
-        watched.moved = self._clock()
-        watched.life, actions = lifecycle.advance(before, event, watched.policy, watched.moved)
+        watched.life, actions = lifecycle.advance(before, event, watched.policy, self._clock())
         if watched.life.phase is not Phase.SAVING or watched.life.attempt != before.attempt:
             self._stop_saving(watched)
         for action in actions:

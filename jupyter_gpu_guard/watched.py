@@ -24,7 +24,6 @@ class Watched:
     usage: Usage
     verdict: Verdict | None = None
     judged: Instant | None = None  # when what the verdict rests on was observed
-    moved: Instant | None = None  # when its life last took an event
     presence: Presence = field(default_factory=Presence)
     reaches: Reaches = field(default_factory=Reaches)  # of its warnings
     models: tuple[str, ...] = ()  # of the GPUs that it holds, or held when that could last be told
@@ -34,10 +33,10 @@ class Watched:
 
     @property
     def due(self) -> Deadline | None:
-        """The deadline by what was known when the life last took an event. Reckoned when somebody asks: in most rounds
-        nobody does."""
+        """The deadline by what is known, reckoned when somebody asks: in most rounds nobody does. It is counted from
+        the moment up to which the verdict counted, so that none is told that is later than what is then done."""
         life = self.life
-        if self.verdict is None or self.moved is None:
+        if self.verdict is None or self.judged is None:
             return None
         return next_deadline(
             self.verdict,
@@ -46,6 +45,6 @@ class Watched:
             life.warnings,
             life.keep_until,
             life.not_before,
-            self.moved,
+            self.judged,
             life.keep_owner,
         )
